@@ -1,0 +1,198 @@
+"""The typed producer: a record goes to its topic under its key; nothing is lost silently.
+
+Sizes are checked before a record is enqueued, a full queue blocks for a bounded time and then raises, and every
+delivery is checked: a failure is raised by `send_wait`, given to `on_delivery`, or else raised by the next `flush`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, cast
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Message as Delivered
+from confluent_kafka import Producer as KafkaProducer
+
+from ..schemas.errors import BackPressure, DeliveryFailed, MissingKey, RecordTooLarge
+from ..schemas.serde import Encoder
+from ..schemas.topics import BY_RECORD, DEAD_LETTER_MAX_BYTES, Record, Topic, key_of
+from .kafka import Names, common_config
+from .registry import encoder
+from .settings import Settings
+
+# Kafka adds headers, key and batch overhead to a value; what a broker counts may be a little more than we see.
+OVERHEAD_BYTES = 512
+POLL_S = 0.05
+LINGER_MS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Where the broker put a record."""
+
+    partition: int
+    offset: int
+
+
+OnDelivery = Callable[[DeliveryFailed | None, Ack | None], None]
+
+
+def producer_config(settings: Settings, name: str, transactional_id: str | None = None) -> dict[str, Any]:
+    """Idempotent, acks=all, Java-compatible partitioner."""
+    out = {
+        **common_config(settings, name),
+        "enable.idempotence": True,
+        "acks": "all",
+        "partitioner": "murmur2_random",
+        "linger.ms": LINGER_MS,
+        "compression.type": "lz4",
+        "message.max.bytes": DEAD_LETTER_MAX_BYTES + OVERHEAD_BYTES,
+        "queue.buffering.max.messages": settings.queue_records,
+        "queue.buffering.max.kbytes": 262_144,
+        "delivery.timeout.ms": 60_000,
+    }
+    if transactional_id is not None:
+        out |= {"transactional.id": transactional_id, "transaction.timeout.ms": 30_000, "delivery.timeout.ms": 30_000}
+    return out
+
+
+class Producer:
+    """Sends records; thread-safe. A thread of its own serves deliveries, so callbacks run there."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        *,
+        transactional_id: str | None = None,
+        encode: Encoder | None = None,
+        client: KafkaProducer | None = None,
+    ) -> None:
+        """`encode` and `client` are for tests and for sharing; by default both come from the settings."""
+        self._encode = encode or encoder(settings)
+        self._settings = settings
+        self._names = Names(settings.prefix)
+        self.client = client or KafkaProducer(producer_config(settings, name, transactional_id))
+        self.delivered = 0
+        self.failed = 0
+        self._first_failure: DeliveryFailed | None = None
+        self._closed = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name=f"{name}-deliveries", daemon=True)
+        self._poller.start()
+
+    def send(self, record: Record, *, partition: int | None = None, on_delivery: OnDelivery | None = None) -> None:
+        """Enqueues a record under its key; `partition` overrides the key's.
+
+        Raises MissingKey, RecordTooLarge, BackPressure.
+        """
+        topic = BY_RECORD[type(record)]
+        key = key_of(record)
+        if not key:
+            raise MissingKey(f"a record for topic {topic.name!r} needs a key, got {key!r}")
+        value = self._encode.encode(record)
+        self._produce(topic, key, value, partition, on_delivery)
+
+    def tombstone(self, topic: Topic, key: str, *, partition: int | None = None) -> None:
+        """Writes a null value, which removes a key from a compacted topic."""
+        if not key:
+            raise MissingKey(f"a tombstone on topic {topic.name!r} needs a key")
+        self._produce(topic, key, None, partition, None)
+
+    def send_wait(self, record: Record, timeout_s: float = 30.0, *, partition: int | None = None) -> Ack:
+        """Sends and waits for the broker. Raises DeliveryFailed besides what `send` raises."""
+        done = self._send_future(record, partition)
+        try:
+            return done.result(timeout_s)
+        except TimeoutError as error:
+            raise DeliveryFailed(f"no acknowledgement of a {type(record).__name__} within {timeout_s:g} s") from error
+
+    async def send_async(self, record: Record, *, partition: int | None = None) -> Ack:
+        """Like `send_wait` on an event loop; the caller bounds the wait."""
+        return await asyncio.wrap_future(self._send_future(record, partition))
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        """Waits until nothing is queued. Raises DeliveryFailed for the first failure that nobody was told of."""
+        left = self.client.flush(timeout_s)
+        failure, self._first_failure = self._first_failure, None
+        if failure is not None:
+            raise failure
+        if left:
+            raise DeliveryFailed(
+                f"{left} records were not acknowledged by {self._settings.bootstrap} in {timeout_s:g} s"
+            )
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Flushes and stops its thread."""
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._closed.set()
+            self._poller.join(1.0)
+
+    def _send_future(self, record: Record, partition: int | None) -> Future[Ack]:
+        done: Future[Ack] = Future()
+
+        def settle(failure: DeliveryFailed | None, ack: Ack | None) -> None:
+            if failure is None:
+                done.set_result(cast("Ack", ack))
+            else:
+                done.set_exception(failure)
+
+        self.send(record, partition=partition, on_delivery=settle)
+        return done
+
+    def _produce(
+        self, topic: Topic, key: str, value: bytes | None, partition: int | None, on_delivery: OnDelivery | None
+    ) -> None:
+        size = len(key) + len(value or b"") + OVERHEAD_BYTES
+        if size > topic.max_bytes:
+            raise RecordTooLarge(
+                f"a record of {size} bytes for topic {topic.name!r}, which takes {topic.max_bytes}; split or off-load"
+            )
+        deadline = time.monotonic() + self._settings.max_block_s
+        while True:
+            try:
+                self.client.produce(
+                    self._names.full(topic.name),
+                    value,
+                    key.encode(),
+                    -1 if partition is None else partition,
+                    on_delivery=self._settled(topic, on_delivery),
+                )
+            except BufferError as error:
+                if time.monotonic() >= deadline:
+                    raise BackPressure(
+                        f"the queue of {self._settings.queue_records} records stayed full for "
+                        f"{self._settings.max_block_s:g} s; is {self._settings.bootstrap} reachable?"
+                    ) from error
+                self.client.poll(0.01)
+            else:
+                return
+
+    def _settled(self, topic: Topic, on_delivery: OnDelivery | None) -> Callable[[KafkaError | None, Delivered], None]:
+        def settled(error: KafkaError | None, message: Delivered) -> None:
+            if error is None:
+                self.delivered += 1
+                if on_delivery is not None:
+                    on_delivery(None, Ack(cast("int", message.partition()), cast("int", message.offset())))
+                return
+            self.failed += 1
+            failure = DeliveryFailed(f"topic {topic.name!r} on {self._settings.bootstrap}: {error.str()}")
+            if on_delivery is not None:
+                on_delivery(failure, None)
+            elif self._first_failure is None:
+                self._first_failure = failure
+
+        return settled
+
+    def _poll(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self.client.poll(POLL_S)
+            except KafkaException:  # surfaced by the delivery reports it belongs to
+                self._closed.wait(POLL_S)

@@ -1,0 +1,89 @@
+"""A client of any schema registry with Confluent's routes: Redpanda, Confluent, Apicurio, the embedded twin."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, cast
+
+import httpx
+
+from ..schemas.errors import SchemaMismatch, Unavailable, UnknownSchemaId
+from ..schemas.serde import Encoder, schema_json
+from ..schemas.topics import TOPICS
+from .settings import Settings
+
+COMPATIBILITY = "FULL_TRANSITIVE"
+CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+NOT_FOUND, CONFLICT, SERVER_ERROR = 404, 409, 500
+# A registry fed from a log may answer 404 for an id it is about to learn: ask again before believing it.
+NOT_FOUND_TRIES = 3
+NOT_FOUND_PAUSE_S = 0.2
+
+
+class Registry:
+    """Registers and looks up schemas. Raises Unavailable while the registry cannot be reached."""
+
+    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers={"Content-Type": CONTENT_TYPE})
+
+    def schema(self, schema_id: int | str) -> str:
+        """A schema's JSON by id or GUID. Raises UnknownSchemaId after several 404s."""
+        path = f"/schemas/ids/{schema_id}" if isinstance(schema_id, int) else f"/schemas/guids/{schema_id}"
+        for last in (False,) * (NOT_FOUND_TRIES - 1) + (True,):
+            answer = self._ask("GET", path)
+            if answer.status_code != NOT_FOUND:
+                return str(self._json(answer)["schema"])
+            if not last:
+                time.sleep(NOT_FOUND_PAUSE_S)
+        raise UnknownSchemaId(schema_id)
+
+    def register(self, subject: str, schema: str) -> int:
+        """The id of a schema under a subject; the same schema gets the same id. Raises SchemaMismatch on 409."""
+        answer = self._ask("POST", f"/subjects/{subject}/versions", {"schema": schema})
+        if answer.status_code == CONFLICT:
+            raise SchemaMismatch(f"subject {subject!r}: {answer.text[:500]}; fields may only be added, with defaults")
+        return int(self._json(answer)["id"])
+
+    def set_compatibility(self, subject: str, level: str = COMPATIBILITY) -> None:
+        """Sets what later schemas of a subject must keep to."""
+        self._json(self._ask("PUT", f"/config/{subject}", {"compatibility": level}))
+
+    def subjects(self) -> list[str]:
+        """All subjects."""
+        return cast("list[str]", self._json(self._ask("GET", "/subjects")))
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self._http.close()
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, content=None if body is None else json.dumps(body))
+        except httpx.TransportError as error:
+            raise Unavailable(f"schema registry {self.url} cannot be reached: {error!r}; is it running?") from error
+        if answer.status_code >= SERVER_ERROR:
+            raise Unavailable(f"schema registry {self.url} answered {answer.status_code}: {answer.text[:200]}")
+        return answer
+
+    def _json(self, answer: httpx.Response) -> Any:
+        if answer.is_error:
+            raise SchemaMismatch(
+                f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text[:500]}"
+            )
+        return answer.json()
+
+
+def register_all(registry: Registry, settings: Settings) -> dict[str, int]:
+    """Registers every topic's schema of this version; returns topic name -> id. Fails at start, never per record."""
+    return {t.name: registry.register(t.subject(settings.prefix), schema_json(t.record)) for t in TOPICS.values()}
+
+
+def encoder(settings: Settings) -> Encoder:
+    """An Encoder with ids from the settings' registry."""
+    registry = Registry(settings.registry_url)
+    try:
+        return Encoder(register_all(registry, settings))
+    finally:
+        registry.close()

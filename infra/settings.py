@@ -1,0 +1,91 @@
+"""Settings, read once at a process's edge: arguments, then SPANLOOP_… variables, then spanloop.toml, then defaults.
+
+SPANLOOP_BOOTSTRAP=broker:9092 spanloop streams
+spanloop --profile local streams          # the addresses of infra/compose.yaml
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+Profile = Literal["embedded", "local", "remote"]
+
+# The ports that infra/compose.yaml publishes on this machine.
+LOCAL: dict[str, Any] = {
+    "profile": "local",
+    "bootstrap": "127.0.0.1:19092",
+    "registry_url": "http://127.0.0.1:18081",
+    "clickhouse_url": "http://spanloop:spanloop@127.0.0.1:8123",
+}
+
+
+class Settings(BaseSettings):
+    """Where everything is and how it is to behave. Frozen; a process makes one and hands it on."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SPANLOOP_", env_nested_delimiter="__", toml_file="spanloop.toml", frozen=True, extra="forbid"
+    )
+
+    profile: Profile = "remote"
+    """embedded: the twins of one `spanloop up`; local: infra/compose.yaml; remote: whatever the addresses say."""
+    bootstrap: str = ""
+    """Kafka brokers, host:port, comma separated."""
+    registry_url: str = ""
+    """Schema registry with Confluent's routes."""
+    clickhouse_url: str = ""
+    """ClickHouse's HTTP interface, http://user:password@host:port."""
+    clickhouse_database: str = "spanloop"
+    """Database for tables and views; made by `spanloop init`."""
+    gateway_url: str = "http://127.0.0.1:8700"
+    """Where agents reach the gateway, without /v1."""
+    prefix: str = "spanloop"
+    """Put before every topic name, consumer group and transactional id; one pool, one prefix."""
+    partitions: int = Field(default=4, ge=1)
+    """Partitions of the spread topics. Fixed for a prefix's life."""
+    replication: int = Field(default=1, ge=1)
+    """Replicas per partition."""
+    kafka: dict[str, str] = Field(default_factory=dict)
+    """Further librdkafka settings for every client, such as security.protocol and sasl.*."""
+    session_timeout_s: float = Field(default=6.0, gt=0)
+    """How long a silent group member is waited for before its partitions go to another."""
+    dlq_limit: int = Field(default=100, ge=0)
+    """Dead letters in a row after which a consumer stops instead of draining a topic."""
+    max_block_s: float = Field(default=5.0, ge=0)
+    """How long a producer may block its caller while its queue is full."""
+    queue_records: int = Field(default=100_000, ge=1)
+    """Records a producer holds before it blocks."""
+    secret: str = ""
+    """Signs the gateway's per-attempt keys; empty = one is made per process, which suits one gateway only."""
+    home: Path = Path("runs")
+    """Folder for runs: ClickHouse data, checkpoints, exports."""
+    otel_endpoint: str = ""
+    """OTLP endpoint for spanloop's own metrics and traces; empty = off."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del dotenv_settings, file_secret_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def environment(self) -> dict[str, str]:
+        """These settings as SPANLOOP_… variables for a child process."""
+        import json
+
+        out: dict[str, str] = {}
+        for name, value in self.model_dump(mode="json").items():
+            out[f"SPANLOOP_{name.upper()}"] = json.dumps(value) if isinstance(value, dict) else str(value)
+        return out
+
+    def with_(self, **changes: Any) -> Settings:
+        """A copy with some fields changed."""
+        return self.model_copy(update=changes)
