@@ -76,9 +76,7 @@ class Task:
     group_size: int = 1  # members of the group
     mode: Mode = "train"  # only train is ever trained on
     input: str = "null"  # JSON handed to the agent
-    pins: dict[str, int | None] = field(
-        default_factory=dict[str, "int | None"]
-    )  # resource -> version; null = newest at dispatch
+    pins: dict[str, int | None] = field(default_factory=dict[str, "int | None"])  # versions; null = newest at dispatch
     credit: Credit = Credit()  # credit assignment
     limits: Limits = Limits()  # tries and time-outs
     await_rewards: list[str] = field(default_factory=list[str])  # reward names to wait for
