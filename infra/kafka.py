@@ -115,7 +115,11 @@ class _Client:
     def poll(self, max_records: int = 1000, timeout_s: float = 0.1) -> list[Message]:
         """Up to `max_records`, waiting at most `timeout_s`. Raises DataLost, Unavailable."""
         out: list[Message] = []
-        for m in self._consumer.consume(max_records, timeout_s):
+        # consume() waits until it is full or late: ask for one record first, then for what has come with it
+        found = self._consumer.consume(1, timeout_s)
+        if found and max_records > 1:
+            found += self._consumer.consume(max_records - 1, 0)
+        for m in found:
             error = m.error()
             if error is not None:
                 self._check(error, f"{self.names.short(m.topic() or '?')}[{m.partition()}]")

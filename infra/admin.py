@@ -1,0 +1,120 @@
+"""Makes a prefix ready to run on: topics, subjects, compatibility; and says what is wrong with one that exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import cast
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from ..schemas.errors import ConfigError, Unavailable
+from ..schemas.topics import ASSEMBLIES, REWARDS, SPANS, TOPICS, Topic
+from .kafka import METADATA_TIMEOUT_S, admin, partitions
+from .registry import Registry, register_all
+from .settings import Settings
+
+CREATE_TIMEOUT_S = 30.0
+# The assembler is given the same partition of all three at once.
+TOGETHER = (SPANS, REWARDS, ASSEMBLIES)
+
+
+def init(settings: Settings) -> dict[str, int]:
+    """Creates what is missing, checks what is there; may be run again. Returns topic name -> schema id.
+
+    Raises ConfigError naming what contradicts the settings, Unavailable, SchemaMismatch.
+    """
+    client = admin(settings)
+    there = counts(settings, client)
+    if wrong := problems(settings, there):
+        raise ConfigError("; ".join(wrong))
+    missing = [t for t in TOPICS.values() if t.name not in there]
+    if missing:
+        create(settings, missing, client)
+    return register(settings)
+
+
+def register(settings: Settings) -> dict[str, int]:
+    """Sets every subject to FULL_TRANSITIVE and registers this version's schemas; topic name -> schema id."""
+    registry = Registry(settings.registry_url)
+    try:
+        for topic in TOPICS.values():
+            registry.set_compatibility(topic.subject(settings.prefix))
+        return register_all(registry, settings)
+    finally:
+        registry.close()
+
+
+def counts(settings: Settings, client: AdminClient | None = None) -> dict[str, int]:
+    """Topic name -> partitions, for the topics of this prefix that exist. Raises Unavailable."""
+    try:
+        found = (client or admin(settings)).list_topics(timeout=METADATA_TIMEOUT_S).topics
+    except KafkaException as error:
+        raise Unavailable(
+            f"no Kafka broker answers at {settings.bootstrap} within {METADATA_TIMEOUT_S:g} s; is it running? "
+            "(`spanloop up` starts an embedded one)"
+        ) from error
+    full = {t.full(settings.prefix): t.name for t in TOPICS.values()}
+    return {full[name]: len(topic.partitions) for name, topic in found.items() if name in full}
+
+
+def problems(settings: Settings, there: Mapping[str, int]) -> list[str]:
+    """What existing partition counts have against the settings; empty = nothing."""
+    out: list[str] = []
+    together = {t.name: there[t.name] for t in TOGETHER if t.name in there}
+    if len(set(together.values())) > 1:
+        listed = ", ".join(f"{name!r} {n}" for name, n in together.items())
+        first, *rest = listed.split(", ")
+        name, n = first.rsplit(" ", 1)
+        out.append(f"topic {name} has {n} partitions, {', '.join(rest)}: they must match; {_remedy(settings)}")
+        return out
+    for name, have in there.items():
+        want = partitions(settings, TOPICS[name])
+        if have != want:
+            out.append(f"topic {name!r} has {have} partitions, expected {want}; {_remedy(settings)}")
+    return out
+
+
+def _remedy(settings: Settings) -> str:
+    return (
+        f"partition counts are fixed for a prefix's life: set SPANLOOP_PARTITIONS to what prefix {settings.prefix!r} "
+        "was made with, or choose a new SPANLOOP_PREFIX"
+    )
+
+
+def create(settings: Settings, topics: list[Topic], client: AdminClient | None = None) -> None:
+    """Creates topics that are missing. Raises ConfigError where the broker refuses."""
+    if settings.profile == "embedded":
+        names = ", ".join(t.full(settings.prefix) for t in topics)
+        raise ConfigError(
+            f"the embedded broker lacks {names}, and only the process that holds it can create them; "
+            "start `spanloop up` with this prefix"
+        )
+    client = client or admin(settings)
+    wanted = [new_topic(settings, t) for t in topics]
+    start = cast("Callable[..., dict[str, Future[None]]]", client.create_topics)  # pyright: ignore[reportUnknownMemberType]  # its stub leaves the future's type open
+    made = start(wanted, request_timeout=CREATE_TIMEOUT_S)
+    for name, future in made.items():
+        try:
+            future.result()
+        except KafkaException as error:
+            reason = cast("KafkaError", error.args[0])
+            if reason.code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another init was faster
+                raise ConfigError(f"topic {name!r} on {settings.bootstrap}: {reason.str()}") from error
+
+
+def new_topic(settings: Settings, topic: Topic) -> NewTopic:
+    """A topic as it is to be created."""
+    config = {
+        "cleanup.policy": topic.cleanup,
+        "retention.ms": str(topic.retention_ms),
+        "max.message.bytes": str(topic.max_bytes),
+    }
+    return NewTopic(
+        topic.full(settings.prefix),
+        num_partitions=partitions(settings, topic),
+        replication_factor=settings.replication,
+        config=config,
+    )

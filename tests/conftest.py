@@ -1,0 +1,71 @@
+"""Outside services for tests: the embedded twins always, a real Kafka where Java and its jars are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from spanloop.infra import admin
+from spanloop.infra.embedded_broker import EmbeddedBroker
+from spanloop.infra.embedded_registry import EmbeddedRegistry
+from spanloop.infra.kafka import partitions
+from spanloop.infra.settings import Settings
+from spanloop.schemas.topics import TOPICS
+
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[EmbeddedBroker]:
+    """The session's embedded broker; tests keep apart by their prefix."""
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[EmbeddedRegistry]:
+    """The session's embedded registry."""
+    with EmbeddedRegistry() as running:
+        yield running
+
+
+def fresh_prefix() -> str:
+    """A prefix no other test has."""
+    return f"t{uuid4().hex[:12]}"
+
+
+def embedded(broker: EmbeddedBroker, registry: EmbeddedRegistry, home: Path) -> Settings:
+    """Settings of a fresh prefix on embedded twins, its topics created and subjects registered."""
+    settings = Settings(
+        profile="embedded",
+        bootstrap=broker.bootstrap,
+        registry_url=registry.url,
+        prefix=fresh_prefix(),
+        partitions=PARTITIONS,
+        home=home,
+    )
+    for topic in TOPICS.values():
+        broker.create(topic.full(settings.prefix), partitions(settings, topic))
+    admin.init(settings)
+    return settings
+
+
+@pytest.fixture
+def embedded_settings(broker: EmbeddedBroker, registry: EmbeddedRegistry, tmp_path: Path) -> Settings:
+    """A fresh prefix on the embedded broker and registry."""
+    return embedded(broker, registry, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def clickhouse_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The session's embedded ClickHouse server; tests use a database of their own."""
+    from spanloop.infra.embedded_clickhouse import ClickHouseProcess
+
+    process = ClickHouseProcess(tmp_path_factory.mktemp("clickhouse"))
+    try:
+        yield process.url
+    finally:
+        process.close()
