@@ -186,6 +186,8 @@ class Rollout:
     not_before_ns: int = 0  # back-off: not given out earlier
     reason: str | None = None  # for people
     error_type: str | None = None  # of the last failure
+    pins: dict[str, int | None] = field(default_factory=dict[str, "int | None"])  # of the current attempt, resolved
+    epoch: int = 0  # of the controller that wrote it; a later controller takes a higher one
 
 
 @dataclass(frozen=True, slots=True)
