@@ -33,8 +33,8 @@ SCHEMA_ID_HEADER = "__value_schema_id"
 Headers = Sequence[tuple[str, "str | bytes | None"]] | None
 T = TypeVar("T")
 # fastavro's stubs leave its file argument untyped
-_write = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
-_read = cast("Callable[[io.BytesIO, Any, Any], Any]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
+write_datum = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
+read_datum = cast("Callable[[io.BytesIO, Any, Any], Any]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
 
 
 class SchemaLookup(Protocol):
@@ -67,7 +67,7 @@ def encode_body(record: Record) -> bytes:
     """A record's Avro body, unframed. Raises InvalidRecord where a value does not fit its field."""
     out = io.BytesIO()
     try:
-        _write(out, parsed_schema(schema_json(type(record))), to_dict(record))
+        write_datum(out, parsed_schema(schema_json(type(record))), to_dict(record))
     except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise InvalidRecord("undecodable", f"{type(record).__name__} cannot be encoded: {error}") from error
     return out.getvalue()
@@ -104,7 +104,7 @@ def decode_body(record: type[T], body: bytes, writer: str) -> T:
     reader = None if writer == own else parsed_schema(own)
     source = io.BytesIO(body)
     try:
-        value = _read(source, parsed_schema(writer), reader)
+        value = read_datum(source, parsed_schema(writer), reader)
         decoded = from_dict(record, cast("dict[str, Any]", value))
     except Exception as error:  # fastavro raises nearly anything on garbage; all of it is the record's fault
         raise InvalidRecord("undecodable", f"body is no {record.__name__}: {type(error).__name__} {error}") from error

@@ -1,0 +1,42 @@
+# Every target does its own set-up: a .venv by uv where it is installed, else by python -m venv and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export UV_COMPILE_BYTECODE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+ROOMS := schemas infra producers streams consumers trainer
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench faults lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/ready ## train an agent through the whole loop, here, in minutes (ARGS="--seed 7 --report r.json")
+	@$(BIN)/spanloop demo $(ARGS)
+
+test: $(VENV)/ready ## run the tests (ARGS="-k name")
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/ready .typing ## ruff, ruff format and pyright strict over code and tests
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+bench: $(VENV)/ready ## measure the hot paths (ONLY=serde JSON=figures.json)
+	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
+
+lock: ## resolve requirements.lock anew
+	uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-emit-index-url --no-annotate --no-header -o requirements.lock
+
+clean: ## remove everything that was made here
+	rm -rf $(VENV) .typing build dist *.egg-info runs .kafka .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/ready: requirements.lock pyproject.toml
+	@PYTHON=$(PYTHON) infra/make_venv.sh $(VENV)
+
+# Symlinks that show the folders as one package to type checkers, which do not read setuptools' mapping.
+.typing: $(wildcard spanloop/*.py)
+	@rm -rf .typing && mkdir -p .typing/spanloop
+	@for room in $(ROOMS); do ln -s ../../$$room .typing/spanloop/$$room; done
+	@for file in spanloop/*; do ln -s ../../$$file .typing/spanloop/; done

@@ -1,0 +1,49 @@
+"""Credit assignment against hand-computed values."""
+
+from __future__ import annotations
+
+import pytest
+
+from spanloop.schemas.credit import assign
+from spanloop.schemas.records import Credit, CreditMode
+
+MODES: list[CreditMode] = ["identical", "last", "discounted", "step", "sum"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_reward_alone_counts_in_every_mode(mode: CreditMode) -> None:
+    # CA-1 (a)
+    assert assign(Credit(mode), [0.3], None) == [0.3]
+
+
+@pytest.mark.parametrize(("mode", "credit"), [("identical", 1.0), ("step", 0.3), ("sum", 1.3)])
+def test_a_step_and_a_final_reward_meet_as_the_mode_says(mode: CreditMode, credit: float) -> None:
+    # CA-1 (b)
+    assert assign(Credit(mode), [0.3], 1.0) == [pytest.approx(credit)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_final_reward_alone_counts_in_every_mode(mode: CreditMode) -> None:
+    # CA-1 (c)
+    assert assign(Credit(mode), [None], 1.0) == [1.0]
+
+
+def test_discounting_by_a_half_over_three_calls() -> None:
+    # CA-1
+    assert assign(Credit("discounted", 0.5), [None, None, None], 1.0) == [0.25, 0.5, 1.0]
+
+
+def test_missing_is_none_and_never_zero() -> None:
+    assert assign(Credit("identical"), [None, None], None) == [None, None]
+    assert assign(Credit("last"), [None, None], 1.0) == [None, 1.0]
+    assert assign(Credit("step"), [0.3, None], 1.0) == [0.3, None]
+    assert assign(Credit("sum"), [0.3, None], 1.0) == [1.3, 1.0]
+
+
+def test_an_attempt_without_calls_has_no_credit() -> None:
+    assert assign(Credit("last"), [], 1.0) == []
+
+
+def test_a_mode_of_a_newer_version_is_an_error() -> None:
+    with pytest.raises(ValueError, match="newer version"):
+        assign(Credit("unknown"), [None], 1.0)
