@@ -67,6 +67,8 @@ FLAGS: dict[str, str] = {
     "skew": "clocks contradict the tree",
     "reward_placed_by_order": "a step reward without a target span",
     "nonfinite_reward": "a reward that was NaN or infinite",
+    "nonfinite_dimension": "a reward with a dimension that was NaN or infinite",
+    "bad_packing": "a call whose packed ids are no whole numbers",
     "late_unassembled": "an event that came too late to be put in",
     "bounded": "closed by a bound on spans, bytes or open attempts",
     "failed": "the attempt failed",

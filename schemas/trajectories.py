@@ -113,6 +113,9 @@ class Assembly:
     rewards_offset: int | None = None  # first record in rewards; null = none
     status: AssemblyStatus = "emitted"  # dropped: closed by a bound, see its trajectory's flags
     at_ns: int = 0  # Unix time in nanoseconds
+    final: bool = False  # no further attempt follows
+    spans_next: int | None = None  # one past the last record of it in spans; null = none
+    rewards_next: int | None = None  # one past the last record of it in rewards; null = none
 
 
 @dataclass(frozen=True, slots=True)
