@@ -72,12 +72,18 @@ class Producer:
         transactional_id: str | None = None,
         encode: Encoder | None = None,
         client: KafkaProducer | None = None,
+        linger_ms: float = LINGER_MS,
     ) -> None:
-        """`encode` and `client` are for tests and for sharing; by default both come from the settings."""
+        """`encode` and `client` are for tests and for sharing; by default both come from the settings.
+
+        `linger_ms`: how long a record may wait for others; 0 where somebody waits for each acknowledgement.
+        """
         self._encode = encode or encoder(settings)
         self._settings = settings
         self._names = Names(settings.prefix)
-        self.client = client or KafkaProducer(producer_config(settings, name, transactional_id))
+        self.client = client or KafkaProducer(
+            {**producer_config(settings, name, transactional_id), "linger.ms": linger_ms}
+        )
         self.delivered = 0
         self.failed = 0
         self._first_failure: DeliveryFailed | None = None
@@ -136,6 +142,7 @@ class Producer:
 
     def _send_future(self, record: Record, partition: int | None) -> Future[Ack]:
         done: Future[Ack] = Future()
+        done.set_running_or_notify_cancel()  # a caller that gave up must not make `settle` raise in the poller
 
         def settle(failure: DeliveryFailed | None, ack: Ack | None) -> None:
             if failure is None:

@@ -11,6 +11,7 @@ SpanloopError
 ├── DeliveryFailed           the broker did not acknowledge
 ├── Unavailable              a service cannot be reached: pause and retry
 ├── DataLost                 records were gone before they were read
+├── InvalidKey               a key that this secret did not sign
 ├── Fenced                   another member has taken this one's place
 ├── TooManyDeadLetters       a bad deploy rather than bad records
 ├── NoLiveEngine             no engine serves weights fresh enough to train on
@@ -32,10 +33,12 @@ Reason = Literal[
     "insert_rejected",  # ClickHouse refused this record
     "too_large",  # over a limit of the consumer
     "unsupported",  # decodable, but not what this topic carries
+    "unknown_attempt",  # a call for an attempt that is not live: kept out of every rollout
 ]
 REASONS: tuple[Reason, ...] = (
     "bad_framing", "unknown_schema_id", "undecodable", "missing_key", "nonfinite_reward", "bad_packing",
     "conflicting_resource", "insert_rejected", "too_large", "unsupported",
+    "unknown_attempt",
 )  # fmt: skip
 
 
@@ -102,6 +105,10 @@ class Unavailable(SpanloopError, ConnectionError):
 
 class DataLost(SpanloopError, LookupError):
     """Records were removed before this consumer read them."""
+
+
+class InvalidKey(SpanloopError, PermissionError):
+    """A gateway key is malformed or was signed with another secret."""
 
 
 class Fenced(SpanloopError, RuntimeError):
