@@ -1,0 +1,136 @@
+"""ClickHouse without a server: chDB held by one process and served over ClickHouse's HTTP interface.
+
+python -m spanloop.infra.embedded_clickhouse --path DIR --port N
+
+One process at a time holds a folder; all others reach it by HTTP with the ordinary clients. What is written is there
+when the folder is served again. Not for the network: it listens on loopback and knows no users.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from ..schemas.errors import Unavailable
+
+START_TIMEOUT_S = 60.0
+# How long a stop waits for requests under way; SIGKILL follows a little later. Parts are written whole, so that
+# neither loses what a client was told is stored.
+DRAIN_S = 1.5
+STOP_TIMEOUT_S = 5.0
+POLL_S = 0.1
+LOG_TAIL = 2000
+
+
+class ClickHouseProcess:
+    """Serves a folder from a child process until closed; `url` is where. A context manager.
+
+    The child ends with its parent, also when that is killed. Raises Unavailable where it does not start.
+    """
+
+    def __init__(self, path: Path, port: int = 0, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        path = path.resolve()
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._log = path / "stderr.log"
+        command = [sys.executable, "-m", __name__, "--path", str(path), "--port", str(port), "--with-stdin"]
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+            )
+        try:
+            self.url = self._wait_ready(time.monotonic() + timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def close(self) -> None:
+        """Ends the child, in seconds at most."""
+        self._child.terminate()
+        try:
+            self._child.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> ClickHouseProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_ready(self, deadline: float) -> str:
+        out = self._child.stdout
+        while time.monotonic() < deadline:
+            if out is not None and select.select([out], [], [], POLL_S)[0]:
+                url = out.readline().decode().strip()
+                if url and httpx.get(f"{url}/ping", timeout=STOP_TIMEOUT_S).is_success:
+                    return url
+                break
+        tail = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
+        raise Unavailable(f"the embedded ClickHouse on {self.path} did not start; its last words: {tail or 'none'}")
+
+
+def serve(path: Path, port: int, *, with_stdin: bool = False) -> None:
+    """Serves until SIGTERM or SIGINT, with `with_stdin` also until standard input ends. Writes its URL to stdout."""
+    from .embedded_clickhouse_engine import Engine
+    from .embedded_clickhouse_http import ClickHouseServer
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    engine = Engine(path)
+    server = ClickHouseServer(engine, port)
+    threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
+    if with_stdin:
+        threading.Thread(target=_until_stdin_ends, args=(stop,), daemon=True).start()
+    sys.stdout.write(server.url + "\n")
+    sys.stdout.flush()
+    while not stop.wait(POLL_S):  # a bare wait() would hold signals back on some platforms
+        pass
+    server.shutdown()
+    server.busy.wait_idle(DRAIN_S)
+    engine.close()
+
+
+def _until_stdin_ends(stop: threading.Event) -> None:
+    while os.read(0, 1024):
+        pass
+    stop.set()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m spanloop.infra.embedded_clickhouse", description=__doc__)
+    parser.add_argument("--path", type=Path, required=True, help="folder that holds the data")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 takes a free one")
+    parser.add_argument("--with-stdin", action="store_true", help="end when standard input ends")
+    chosen = parser.parse_args(arguments)
+    try:
+        serve(chosen.path, chosen.port, with_stdin=chosen.with_stdin)
+    except (OSError, RuntimeError) as error:  # the folder is held by another process, or the port is taken
+        sys.exit(f"cannot serve {chosen.path} on port {chosen.port}: {error}")
+
+
+if __name__ == "__main__":
+    main()
