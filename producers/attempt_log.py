@@ -1,0 +1,75 @@
+"""What one attempt has emitted, and one record of it on its way to Kafka; `spool` moves both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..schemas.errors import DeliveryFailed
+from ..schemas.records import AttemptEnd, Reward, Span, SpanBatch
+
+if TYPE_CHECKING:
+    from ..infra.producer import Ack
+    from .spool import Spool
+
+OnEnd = Callable[[bool], None]
+
+
+class Sender(Protocol):
+    """What the spool needs of `infra.producer.Producer`."""
+
+    def send(
+        self,
+        record: SpanBatch | Reward,
+        *,
+        on_delivery: Callable[[DeliveryFailed | None, Ack | None], None] | None = None,
+    ) -> None:
+        """Enqueues a record. Raises BackPressure, RecordTooLarge, InvalidRecord."""
+        ...
+
+
+@dataclass(slots=True)
+class Parcel:
+    """One record on its way, with what it holds of the bound."""
+
+    record: SpanBatch | Reward
+    count: int
+    bytes: int
+    attempt: AttemptLog
+    on_end: OnEnd | None = None
+
+
+class AttemptLog:
+    """What one attempt has emitted so far; a `context.Sink`. Made by `Spool.open`."""
+
+    __slots__ = ("_spool", "attempt_id", "begun", "buffer", "closed", "dropped", "due", "rewards", "rollout_id",
+                 "size", "spans")  # fmt: skip
+
+    def __init__(self, spool: Spool, rollout_id: str, attempt_id: str) -> None:
+        self._spool = spool
+        self.rollout_id = rollout_id
+        self.attempt_id = attempt_id
+        self.buffer: list[Span] = []
+        self.size = 0
+        self.due = False  # listed to be sealed when its linger is over
+        self.begun = False
+        self.closed = False
+        self.spans = 0  # emitted, the dropped ones included: fewer arriving is then seen as missing
+        self.rewards = 0
+        self.dropped = 0
+
+    def span(self, span: Span) -> None:
+        """Takes a span; may block for the spool's limit, then drops it and counts."""
+        self._spool.add(self, span)
+
+    def reward(self, reward: Reward) -> None:
+        """Takes a reward; may block for the spool's limit, then drops it and counts."""
+        self._spool.add_reward(self, reward)
+
+    def end(self, end: AttemptEnd, on_end: OnEnd | None = None) -> None:
+        """Closes the attempt: everything it emitted, then the end marker with the counts. Only the first call counts.
+
+        `on_end` learns, in another thread, whether the broker has acknowledged it.
+        """
+        self._spool.finish(self, end, on_end)

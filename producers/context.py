@@ -1,0 +1,199 @@
+"""Which attempt the running code belongs to, and which span is open in it.
+
+Held in context variables, so that threads and asyncio tasks of concurrent attempts never mix: a task inherits what
+its creator had, a bare thread has nothing. `tracer` replaces the place where the open span is kept by OpenTelemetry's
+own context, so that spans of both kinds nest in each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..schemas import ids
+from ..schemas.records import Reward, Span
+
+_ATTEMPT_HEX = re.compile(r"at-([0-9a-f]{32})")
+
+
+class Sink(Protocol):
+    """Takes what one attempt emits; never raises and never blocks for longer than its limit."""
+
+    def span(self, span: Span) -> None:
+        """Takes a finished span."""
+        ...
+
+    def reward(self, reward: Reward) -> None:
+        """Takes a reward."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """One attempt as the code that runs in it sees it. `sequence` orders what this producer emits for the attempt."""
+
+    rollout_id: str
+    attempt_id: str
+    producer_id: str
+    sink: Sink
+    trace_id: str = ""
+    root_id: str | None = None  # span that has no other parent hangs here; null = it is a root
+    last_calls: dict[tuple[str, ...], str] = field(default_factory=dict[tuple[str, ...], str])  # agent path -> span id
+    _sequences: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.trace_id = self.trace_id or trace_of(self.attempt_id)
+
+    def sequence(self) -> int:
+        """The next position; safe from any thread."""
+        return next(self._sequences)
+
+
+def trace_of(attempt_id: str) -> str:
+    """The trace id of an attempt: its own 32 hex digits, so that every producer arrives at the same one."""
+    found = _ATTEMPT_HEX.fullmatch(attempt_id)
+    return found[1] if found else ids.trace_id()
+
+
+class Ambient(Protocol):
+    """Where the open span is kept."""
+
+    def current(self, scope: Scope) -> str | None:
+        """Span id of the innermost open span of `scope`; null = none."""
+        ...
+
+    def enter(self, scope: Scope, span_id: str) -> object:
+        """Makes a span the innermost one; returns what `leave` needs."""
+        ...
+
+    def leave(self, token: object) -> None:
+        """Puts back what was there before `enter`."""
+        ...
+
+
+_scope: ContextVar[Scope | None] = ContextVar("spanloop_scope", default=None)
+_open: ContextVar[tuple[Scope, str] | None] = ContextVar("spanloop_span", default=None)
+_agents: ContextVar[tuple[str, ...]] = ContextVar("spanloop_agents", default=())
+_call: ContextVar[tuple[Scope, tuple[str, ...], str] | None] = ContextVar("spanloop_call", default=None)
+
+
+class LocalAmbient:
+    """Keeps the open span in a context variable of our own."""
+
+    def current(self, scope: Scope) -> str | None:
+        found = _open.get()
+        return found[1] if found is not None and found[0] is scope else None
+
+    def enter(self, scope: Scope, span_id: str) -> object:
+        before = _open.get()
+        _open.set((scope, span_id))
+        return before
+
+    def leave(self, token: object) -> None:
+        # set, not reset: a generator may be closed in another context than the one it was started in
+        _open.set(token)  # pyright: ignore[reportArgumentType] - what enter returned
+
+
+class _State:
+    ambient: Ambient = LocalAmbient()
+
+
+def use_ambient(ambient: Ambient) -> None:
+    """Sets where open spans are kept, for the whole process."""
+    _State.ambient = ambient
+
+
+def ambient() -> Ambient:
+    """Where open spans are kept."""
+    return _State.ambient
+
+
+def active() -> Scope | None:
+    """The attempt that the running code belongs to; null = none."""
+    return _scope.get()
+
+
+def require(what: str) -> Scope:
+    """The attempt, or a RuntimeError that says what to do."""
+    scope = _scope.get()
+    if scope is None:
+        raise RuntimeError(
+            f"{what} was called outside any rollout; call it from an agent that a spanloop worker runs, or inside "
+            "`with spanloop.producers.record(...)`. A thread started by hand needs contextvars.copy_context().run"
+        )
+    return scope
+
+
+def parent() -> str | None:
+    """Span id that a new span of the running code hangs under; null = it becomes a root."""
+    scope = _scope.get()
+    return None if scope is None else _State.ambient.current(scope) or scope.root_id
+
+
+def agent_path() -> tuple[str, ...]:
+    """Names of the agents that are at work, outermost first."""
+    return _agents.get()
+
+
+@contextmanager
+def attempt(scope: Scope) -> Generator[Scope]:
+    """Runs the block as part of an attempt. Entering the same one twice changes nothing."""
+    before = _scope.get()
+    agents, span, call = _agents.get(), _open.get(), _call.get()
+    _scope.set(scope)
+    if before is not scope:
+        _agents.set(())
+    token = _State.ambient.enter(scope, scope.root_id) if scope.root_id and before is not scope else None
+    try:
+        yield scope
+    finally:
+        if token is not None:
+            _State.ambient.leave(token)
+        _scope.set(before)
+        _agents.set(agents)
+        _open.set(span)
+        _call.set(call)
+
+
+@contextmanager
+def span(span_id: str, agent: str | None = None) -> Generator[None]:
+    """Makes a span the parent of what the block emits; `agent` extends the agent path."""
+    scope = _scope.get()
+    if scope is None:
+        yield
+        return
+    agents = _agents.get()
+    if agent is not None:
+        _agents.set((*agents, agent))
+    ambient = _State.ambient
+    token = ambient.enter(scope, span_id)
+    try:
+        yield
+    finally:
+        ambient.leave(token)
+        _agents.set(agents)
+
+
+def note_call(span_id: str) -> None:
+    """Remembers a model call as the last one of the running code and of its agent; outside an attempt, nothing."""
+    scope = _scope.get()
+    if scope is not None:
+        path = _agents.get()
+        _call.set((scope, path, span_id))
+        scope.last_calls[path] = span_id
+
+
+def last_call() -> str | None:
+    """Span id of the last model call of this context, else of this agent in the attempt; null = none is known."""
+    scope = _scope.get()
+    if scope is None:
+        return None
+    path, found = _agents.get(), _call.get()
+    if found is not None and found[0] is scope and found[1] == path:
+        return found[2]
+    return scope.last_calls.get(path)
