@@ -24,7 +24,7 @@ check: $(VENV)/ready .typing ## ruff, ruff format and pyright strict over code a
 	@$(BIN)/pyright
 
 bench: $(VENV)/ready ## measure the hot paths (ONLY=serde JSON=figures.json)
-	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
+	@$(BIN)/python tests/bench $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
 
 lock: ## resolve requirements.lock anew
 	uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-emit-index-url --no-annotate --no-header -o requirements.lock

@@ -187,6 +187,11 @@ def to_dict(record: Any) -> dict[str, Any]:
     return out
 
 
+def to_plain(record: Record) -> dict[str, Any]:
+    """A record as nested dicts, for people: without fastavro's notation for unions."""
+    return dataclasses.asdict(record)
+
+
 def from_dict(record: type[T], value: dict[str, Any]) -> T:
     """Nested dicts as a record; takes over (and changes) the dict."""
     for name, (kind, inner) in _shape(record)[2].items():

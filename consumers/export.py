@@ -1,0 +1,75 @@
+"""Keeps a copy of every Avro topic as Avro object containers, one file a topic, bodies copied undecoded."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import IO
+
+from ..infra.kafka import Message, Reader
+from ..infra.registry import Registry
+from ..infra.settings import Settings
+from ..schemas.errors import InvalidRecord
+from ..schemas.serde import Decoder, fingerprint, schema_json, split
+from ..schemas.topics import TOPICS
+from .avro_container import Container
+
+MAX_RECORDS = 2000
+POLL_S = 0.2
+
+
+class ExportService:
+    """Follows all topics from their first record and appends to `<folder>/<topic>.avro`.
+
+    A record written with another schema than this version's goes to `<topic>-<fingerprint>.avro`. Tombstones and
+    records without framing have no body to copy and are left to ClickHouse and the dead letters.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._files: dict[str, tuple[IO[bytes], Container]] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until stopped, then reads on to the end of every topic."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._decoder = Decoder(Registry(self._settings.registry_url))
+        reader = Reader(self._settings, "export")
+        try:
+            reader.assign_topics(list(TOPICS.values()))
+            while not stop.is_set():
+                self._append(reader.poll(MAX_RECORDS, POLL_S))
+            ends = reader.ends()
+            while not reader.reached(ends) and (last := reader.poll(MAX_RECORDS, POLL_S)):
+                self._append(last)
+        finally:
+            reader.close()
+            for file, _ in self._files.values():
+                file.close()
+
+    def _append(self, messages: list[Message]) -> None:
+        blocks: dict[str, list[tuple[int, int, bytes]]] = {}
+        for m in messages:
+            if m.value is None:
+                continue
+            try:
+                schema_id, body = split(m.value, m.headers)
+                writer = self._decoder.writer(schema_id)
+            except InvalidRecord:
+                continue
+            blocks.setdefault(self._name(m.topic, writer), []).append((m.partition, m.offset, body))
+        for name, records in blocks.items():
+            file, container = self._files[name]
+            file.write(container.block(records))
+            file.flush()
+
+    def _name(self, topic: str, writer: str) -> str:
+        own = writer == schema_json(TOPICS[topic].record)
+        name = topic if own else f"{topic}-{fingerprint(writer)}"
+        if name not in self._files:
+            container = Container(writer, os.urandom(16))
+            file = (self._folder / f"{name}.avro").open("wb")
+            file.write(container.header)
+            self._files[name] = (file, container)
+        return name

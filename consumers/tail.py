@@ -1,0 +1,81 @@
+"""A topic as JSON-ready objects, live from the broker or from a finished run's export."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+import fastavro
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
+
+from ..infra.kafka import Reader, wait_for_broker
+from ..infra.registry import Registry
+from ..infra.settings import Settings
+from ..schemas.errors import ConfigError, InvalidRecord
+from ..schemas.packed import unpack_ids, unpack_logprobs
+from ..schemas.serde import Decoder, to_plain
+from ..schemas.topics import TOPICS, Topic
+
+IDS = frozenset({"prompt_ids", "response_ids", "token_ids"})
+
+
+def topic_named(name: str) -> Topic:
+    """A topic of the closed list. Raises ConfigError listing them."""
+    if name not in TOPICS:
+        raise ConfigError(f"no topic is called {name!r}; there are: {', '.join(TOPICS)}")
+    return TOPICS[name]
+
+
+def live(settings: Settings, name: str, *, beginning: bool = False) -> Iterator[dict[str, Any]]:
+    """Every record of a topic from now on, or from its first one; never ends by itself."""
+    topic = topic_named(name)
+    wait_for_broker(settings)
+    decoder = Decoder(Registry(settings.registry_url))
+    reader = Reader(settings, "tail")
+    try:
+        reader.assign_topics([topic], OFFSET_BEGINNING if beginning else OFFSET_END)
+        while True:
+            for m in reader.poll(timeout_s=0.2):
+                line = {"partition": m.partition, "offset": m.offset, "key": (m.key or b"").decode("utf-8", "replace")}
+                try:
+                    value = None if m.value is None else to_plain(decoder.decode_topic(topic, m.value, m.headers))
+                except InvalidRecord as error:
+                    yield {**line, "error": str(error)}
+                    continue
+                yield {**line, "record": readable(value)}
+    finally:
+        reader.close()
+
+
+def exported(home: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Every record of a finished run's exported topic."""
+    path = home / "topics" / f"{topic_named(name).name}.avro"
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist; is {home} a finished run's folder?")
+    with path.open("rb") as file:
+        for value in _records(file):
+            partition, offset = value.pop("k_partition"), value.pop("k_offset")
+            yield {"partition": partition, "offset": offset, "record": readable(value)}
+
+
+def _records(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    return cast("Iterator[dict[str, Any]]", fastavro.reader(file))
+
+
+def readable(value: Any, name: str = "") -> Any:
+    """A record's value with packed fields unpacked, other bytes as hex and non-finite numbers as null."""
+    if isinstance(value, dict):
+        return {key: readable(item, key) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [readable(item) for item in cast("list[Any]", value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if not isinstance(value, bytes):
+        return value
+    if name in IDS:
+        return unpack_ids(value)
+    if name == "logprobs":
+        return [readable(x) for x in unpack_logprobs(value)]
+    return list(value) if name == "mask" else value.hex()

@@ -1,0 +1,5 @@
+"""`python -m spanloop` is `spanloop`."""
+
+from spanloop.cli import main
+
+main()

@@ -1,0 +1,168 @@
+"""The main job: an agent trained through the whole loop on this machine.
+
+    tasks -> controller -> worker + agent -> gateway -> engine
+                               |                          ^
+                         spans, rewards               resources
+                               v                          |
+                           assembler -> trajectories -> trainer
+
+Everything meets in topics: the trainer sees only `trajectories`, the engine gets weights only through `resources`, the
+agent reaches the model only through the gateway.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from spanloop.demo_parts import Plan, Running
+from spanloop.demo_report import finish
+from spanloop.demo_view import Monitor, View
+from spanloop.infra.producer import Producer
+from spanloop.infra.settings import Settings
+from spanloop.infra.stack import EmbeddedStack
+from spanloop.schemas import ids
+from spanloop.schemas.records import Limits, Task
+from spanloop.trainer import tiny
+from spanloop.trainer.config import TrainerConfig
+
+RUN = "demo"
+POLICY = "policy"
+AGENT = "examples.lookup_agent:lookup"
+GROUP_SIZE = 8
+GROUPS_PER_BATCH = 8
+BATCH = GROUP_SIZE * GROUPS_PER_BATCH
+MAX_STALENESS = 4
+# Two batches on their way while one is trained on: the trainer seldom waits and staleness stays near 2.
+CREDIT = 3 * BATCH
+SLOTS = 24
+WARM_STEPS = 300
+KEYS = "0123456789"
+# Rollouts are short; an attempt that takes longer is stuck.
+LIMITS = Limits(max_attempts=2, timeout_s=60.0, unresponsive_s=15.0, claim_s=10.0)
+POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """What the demo was asked for."""
+
+    seed: int = 0
+    rollouts: int = 3584
+    home: Path | None = None
+    report: Path | None = None
+    control: str | None = None
+    processes: bool = False
+    kafka: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Trainer steps: whole batches only."""
+        return max(1, self.rollouts // BATCH)
+
+
+def run_demo(config: DemoConfig) -> None:
+    """Runs it, prints what came of it and writes the report. Ctrl-C stops it cleanly with the folder readable."""
+    console = Console()
+    home = (config.home or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    console.print(f"[bold]spanloop demo[/], seed {config.seed}; everything stays in {home}")
+    with ExitStack() as stack:
+        settings, monitor, interrupted = train(config, home, console, stack)
+        finish(config, home, settings, monitor, console, interrupted=interrupted)
+
+
+def train(config: DemoConfig, home: Path, console: Console, stack: ExitStack) -> tuple[Settings, Monitor, bool]:
+    """The loop, from a fresh policy to the last step. Returns the settings, what was seen, and whether it was cut."""
+    with console.status("starting broker, registry and ClickHouse"):
+        services = stack.enter_context(EmbeddedStack(home, kafka=config.kafka))
+    with console.status(f"making a policy and warming it up on half-right demonstrations ({WARM_STEPS} steps)"):
+        policy = home / "policy"
+        tiny.make_policy(policy, config.seed)
+        tiny.warm_start(policy, config.seed, steps=WARM_STEPS)
+    port = free_port()
+    settings = services.settings.with_(gateway_url=f"http://127.0.0.1:{port}")
+    trainer = trainer_config(config, home)
+    monitor = Monitor(settings, RUN)
+    stack.callback(monitor.close)
+    plan = Plan(
+        settings=settings,
+        trainer=trainer,
+        agent=AGENT,
+        slots=SLOTS,
+        seed=config.seed,
+        frozen=config.control == "frozen",
+        gateway_port=port,
+        home=home,
+    )
+    parts = Running(plan, processes=config.processes)
+    enqueue(settings, config)
+    try:
+        with View(console, monitor, total=trainer.total_steps * BATCH) as view:
+            while monitor.groups_closed < trainer.total_steps * GROUPS_PER_BATCH:
+                parts.check()
+                view.update()
+                time.sleep(POLL_S)
+            monitor.wait_for_sink()
+    except KeyboardInterrupt:
+        console.print("interrupted: flushing")
+        return settings, monitor, True
+    finally:
+        parts.close()
+    return settings, monitor, False
+
+
+def trainer_config(config: DemoConfig, home: Path) -> TrainerConfig:
+    """The settings that were measured to reach the goal."""
+    return TrainerConfig(
+        run_id=RUN,
+        trainer_id=f"{RUN}-trainer",
+        policy=POLICY,
+        model_dir=home / "policy",
+        folder=home / "trainer",
+        correction="cispo_mu",
+        total_steps=config.steps,
+        groups_per_batch=GROUPS_PER_BATCH,
+        max_staleness=MAX_STALENESS,
+        lr=1e-3,
+        credit=CREDIT,
+        seed=config.seed,
+        shuffle_rewards=config.control == "shuffled",
+    )
+
+
+def enqueue(settings: Settings, config: DemoConfig) -> None:
+    """Every task at once; the trainer's credit decides when each is given out."""
+    choose = random.Random(config.seed)
+    producer = Producer(settings, "demo-tasks")
+    for _ in range(config.steps * GROUPS_PER_BATCH):
+        key, group = choose.choice(KEYS), ids.group_id()
+        for sample in range(GROUP_SIZE):
+            producer.send(
+                Task(
+                    rollout_id=ids.rollout_id(),
+                    run_id=RUN,
+                    group_id=group,
+                    sample=sample,
+                    group_size=GROUP_SIZE,
+                    input=f'{{"key": "{key}"}}',
+                    pins={POLICY: None},
+                    limits=LIMITS,
+                    data_source="lookup",
+                    created_ns=time.time_ns(),
+                )
+            )
+    producer.close()
+
+
+def free_port() -> int:
+    """A port on loopback that nobody holds at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,158 @@
+"""What is seen of a run while it goes on: read from the topics, like anybody could."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from spanloop.consumers.sink import GROUP as SINK_GROUP
+from spanloop.consumers.sink import SINK_TOPICS
+from spanloop.infra.kafka import Reader
+from spanloop.infra.lag import Lag
+from spanloop.infra.registry import Registry
+from spanloop.infra.settings import Settings
+from spanloop.schemas.errors import Unavailable
+from spanloop.schemas.records import Decision, Resource, Trajectory
+from spanloop.schemas.serde import Decoder
+from spanloop.schemas.topics import DEAD_LETTERS, DECISIONS, RESOURCES, TRAJECTORIES, Topic
+from spanloop.streams.app import GROUP as ASSEMBLER_GROUP
+from spanloop.streams.controller_shell import GROUP as CONTROLLER_GROUP
+from spanloop.streams.controller_shell import INPUTS as CONTROLLER_TOPICS
+from spanloop.schemas.topics import REWARDS, SPANS
+
+WINDOW = 100
+LAG_EVERY_S = 2.0
+SINK_PATIENCE_S = 60.0
+GROUPS: dict[str, tuple[str, tuple[Topic, ...]]] = {
+    "sink": (SINK_GROUP, tuple(SINK_TOPICS)),
+    "assembler": (ASSEMBLER_GROUP, (SPANS, REWARDS)),
+    "controller": (CONTROLLER_GROUP, tuple(CONTROLLER_TOPICS)),
+}
+
+
+class Monitor:
+    """Follows a run's topics in a thread of its own."""
+
+    def __init__(self, settings: Settings, run_id: str) -> None:
+        self._run_id = run_id
+        self._decoder = Decoder(Registry(settings.registry_url))
+        self._reader = Reader(settings, "demo-monitor")
+        self._reader.assign_topics([TRAJECTORIES, DECISIONS, RESOURCES, DEAD_LETTERS])
+        self._lags = {name: Lag(settings, group, topics) for name, (group, topics) in GROUPS.items()}
+        self._stop = threading.Event()
+        self._seen: set[str] = set()
+        self.started = time.monotonic()
+        self.rewards: deque[float] = deque(maxlen=WINDOW)
+        self.rollouts = 0
+        self.groups_closed = 0
+        self.version = 0
+        self.staleness = 0
+        self.dead_letters = 0
+        self.lag: dict[str, int] = dict.fromkeys(GROUPS, 0)
+        self.max_lag: dict[str, int] = dict.fromkeys(GROUPS, 0)
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._follow, self._measure)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward of the last hundred train rollouts."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+    def wait_for_sink(self) -> None:
+        """Waits until ClickHouse holds everything. Raises Unavailable where that takes too long."""
+        deadline = time.monotonic() + SINK_PATIENCE_S
+        while self._lags["sink"].records():
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the sink is still behind after {SINK_PATIENCE_S:g} s")
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """Stops following."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(3.0)
+        self._reader.close()
+        for lag in self._lags.values():
+            lag.close()
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            for m in self._reader.poll(timeout_s=0.2):
+                if m.topic == DEAD_LETTERS.name:
+                    self.dead_letters += 1
+                elif m.value is not None:
+                    self._take(m.topic, m.value)
+
+    def _take(self, topic: str, value: bytes) -> None:
+        if topic == TRAJECTORIES.name:
+            self._trajectory(self._decoder.decode(Trajectory, value))
+        elif topic == RESOURCES.name:
+            self.version = max(self.version, self._decoder.decode(Resource, value).version)
+        else:
+            decision = self._decoder.decode(Decision, value)
+            self.groups_closed += 1
+            if decision.min_version is not None:
+                self.staleness = max(0, self.version - 1 - decision.min_version)
+
+    def _trajectory(self, trajectory: Trajectory) -> None:
+        if trajectory.context.run_id != self._run_id or not trajectory.final or trajectory.rollout_id in self._seen:
+            return
+        self._seen.add(trajectory.rollout_id)
+        self.rollouts += 1
+        if trajectory.final_reward is not None:
+            self.rewards.append(trajectory.final_reward)
+
+    def _measure(self) -> None:
+        while not self._stop.wait(LAG_EVERY_S):
+            for name, lag in self._lags.items():
+                try:
+                    self.lag[name] = lag.records()
+                except Unavailable:  # a figure for people: the next one comes soon
+                    continue
+                self.max_lag[name] = max(self.max_lag[name], self.lag[name])
+
+
+class View:
+    """The live lines: a progress bar, and the figures under it."""
+
+    def __init__(self, console: Console, monitor: Monitor, total: int) -> None:
+        self._monitor = monitor
+        self._progress = Progress(
+            TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._task = self._progress.add_task("rollouts", total=total)
+        self._live = Live(self._lines(), console=console, refresh_per_second=4)
+
+    def update(self) -> None:
+        """Shows the newest figures."""
+        self._progress.update(self._task, completed=self._monitor.rollouts)
+        self._live.update(self._lines())
+
+    def _lines(self) -> Group:
+        m = self._monitor
+        reward = "–" if m.reward is None else f"{m.reward:.3f}"
+        rate = m.rollouts / max(1e-9, time.monotonic() - m.started)
+        lag = " ".join(f"{name} {behind}" for name, behind in m.lag.items())
+        figures = (
+            f"reward (last {WINDOW}) {reward}   policy version {m.version}   staleness {m.staleness}   "
+            f"{rate:.1f} rollouts/s   lag: {lag}"
+        )
+        return Group(self._progress, Text(figures))
+
+    def __enter__(self) -> View:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.update()
+        self._live.__exit__(kind, error, trace)

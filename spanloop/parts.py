@@ -1,0 +1,160 @@
+"""Runs long-lived parts side by side, as threads of this process or as processes of their own.
+
+A part is anything with `run(stop)`. Whichever way they run, the first one that fails stops all and its error is
+what the caller sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Protocol
+
+from spanloop.infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# What a part may take to flush and leave; the whole program promises five seconds.
+STOP_TIMEOUT_S = 4.0
+
+
+class Part(Protocol):
+    """A long-lived part of the loop."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set, then flushes and returns. Raises on trouble that it cannot bear."""
+        ...
+
+
+class PartFailed(RuntimeError):
+    """A part ended by itself."""
+
+
+class Threads:
+    """Parts as threads of this process."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._failure: tuple[str, BaseException] | None = None
+
+    def start(self, name: str, part: Part) -> None:
+        """Starts a part."""
+        thread = threading.Thread(target=self._run, args=(name, part), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def check(self) -> None:
+        """Raises PartFailed once any part has failed."""
+        if self._failure is not None:
+            name, error = self._failure
+            raise PartFailed(f"{name} failed: {error}") from error
+
+    def close(self) -> None:
+        """Stops all parts and waits for them, the last started first to be waited for."""
+        self.stop.set()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for thread in reversed(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                log.warning("%s did not stop within %g s", thread.name, STOP_TIMEOUT_S)
+
+    def _run(self, name: str, part: Part) -> None:
+        try:
+            part.run(self.stop)
+        except BaseException as error:  # a thread's entry point: whatever it was, `check` raises it
+            log.exception("%s failed", name)
+            self._failure = self._failure or (name, error)
+            self.stop.set()
+
+
+class Processes:
+    """Parts as processes of their own: the same code behind `spanloop <command>`."""
+
+    def __init__(self, settings: Settings, logs: Path) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._children: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
+        logs.mkdir(parents=True, exist_ok=True)
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """Starts `spanloop <command>`; what it prints goes to logs/<name>.log."""
+        output = (self._logs / f"{name}.log").open("wb")
+        child = subprocess.Popen(
+            [sys.executable, "-m", "spanloop", *command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **self._settings.environment()},
+            start_new_session=True,  # Ctrl-C in the terminal is ours to pass on, in order
+        )
+        self._children.append((name, child, output))
+
+    def check(self) -> None:
+        """Raises PartFailed once any process has ended."""
+        for name, child, output in self._children:
+            if child.poll() is not None:
+                tail = Path(output.name).read_text("utf-8", "replace")[-2000:]
+                raise PartFailed(f"{name} ended with status {child.returncode}:\n{tail}")
+
+    def close(self) -> None:
+        """Ends all processes, and those that do not go, by force."""
+        for _, child, _ in self._children:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for name, child, output in self._children:
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("%s did not stop within %g s and was killed", name, STOP_TIMEOUT_S)
+                child.kill()
+                child.wait()
+            output.close()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def run_until_signalled(part: Part) -> None:
+    """Runs one part as this process: SIGTERM and SIGINT stop it, a second one ends the process at once."""
+    stop = threading.Event()
+
+    def ask(signum: int, frame: object) -> None:
+        del frame
+        if stop.is_set():
+            os._exit(128 + signum)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask)
+    part.run(stop)
+
+
+class Together:
+    """Several parts as one."""
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        self._parts = parts
+
+    def run(self, stop: threading.Event) -> None:
+        """Runs all until `stop` is set or one fails."""
+        threads = Threads()
+        for name, part in self._parts.items():
+            threads.start(name, part)
+        while not stop.wait(0.05) and not threads.stop.is_set():
+            pass
+        threads.close()
+        threads.check()
