@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -12,6 +13,7 @@ from spanloop.infra import admin
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.embedded_registry import EmbeddedRegistry
 from spanloop.infra.kafka import partitions
+from spanloop.infra.real_kafka import RealKafka, missing
 from spanloop.infra.settings import Settings
 from spanloop.schemas.topics import TOPICS
 
@@ -57,6 +59,45 @@ def embedded(broker: EmbeddedBroker, registry: EmbeddedRegistry, home: Path) -> 
 def embedded_settings(broker: EmbeddedBroker, registry: EmbeddedRegistry, tmp_path: Path) -> Settings:
     """A fresh prefix on the embedded broker and registry."""
     return embedded(broker, registry, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def real_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
+    """The session's real Kafka and registry; skips where they cannot be had, except in CI, where that is a failure."""
+    if reason := missing():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI must run the tests on a real Kafka: {reason}")
+        pytest.skip(f"no real Kafka: {reason}")
+    with RealKafka(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+def real(kafka: RealKafka, home: Path) -> Settings:
+    """Settings of a fresh prefix on a real Kafka, its topics created and subjects registered."""
+    settings = Settings(
+        profile="remote",
+        bootstrap=kafka.bootstrap,
+        registry_url=kafka.registry_url,
+        prefix=fresh_prefix(),
+        partitions=PARTITIONS,
+        home=home,
+    )
+    admin.init(settings)
+    return settings
+
+
+@pytest.fixture
+def kafka_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """A fresh prefix on a real Kafka. Tests that use it carry the marker `kafka`."""
+    return real(request.getfixturevalue("real_kafka"), tmp_path)
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def each_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """A fresh prefix, once on the embedded twins and once on a real Kafka."""
+    if request.param == "kafka":
+        return real(request.getfixturevalue("real_kafka"), tmp_path)
+    return embedded(request.getfixturevalue("broker"), request.getfixturevalue("registry"), tmp_path)
 
 
 @pytest.fixture(scope="session")

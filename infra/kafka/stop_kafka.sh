@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# stop_kafka.sh DIR [--wipe]: stops what start_kafka.sh or start_registry.sh left in DIR; --wipe removes its data too. Idempotent.
+set -euo pipefail
+DIR=${1:?folder}
+if [ -s "$DIR/pid" ]; then
+  PID=$(cat "$DIR/pid")
+  # The pid may belong to another process by now: only what was started here is ended.
+  ours() { case "$(ps -o args= -p "$PID" 2>/dev/null)" in *"kafka.Kafka "* | *apicurio-registry*) ;; *) return 1 ;; esac; }
+  if ours; then
+    kill "$PID" 2>/dev/null || true
+    for _ in $(seq 100); do ours || break; sleep 0.1; done
+    ours && kill -9 "$PID" 2>/dev/null || true
+  fi
+  rm -f "$DIR/pid"
+fi
+if [ "${2:-}" = --wipe ]; then rm -rf "$DIR/data"; fi
