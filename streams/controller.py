@@ -1,0 +1,279 @@
+"""The controller's core: `step(state, event, now)` gives the records to write. Start reading here.
+
+tasks ──▶ Task ────────┐                     ┌─▶ Rollout, Attempt, Assignment   in one transaction with the offsets
+attempts ▶ Attempt ────┤                     │
+workers ─▶ Worker ─────┼─▶ step ─▶ records ──┤
+decisions▶ Decision ───┤                     └─▶ SpanBatch with an end marker   after the transaction, so that a fenced
+resources▶ Resource ───┘                         controller never closes an attempt
+Placed, Refused, Tick (the shell)
+
+A Tick closes a batch of events: it fires what is due, gives out what it can, and writes each changed rollout once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from ..schemas.records import Attempt, Decision, Resource, Rollout, Task, Worker
+from . import controller_records as make
+from .controller_actions import fail_empty, mark, register, watch
+from .controller_dispatch import dispatch
+from .controller_queue import Trainer
+from .controller_state import ControllerPolicy, ControllerState, Live, Out, WorkerView, after
+from .controller_table import apply
+
+__all__ = [
+    "ControllerPolicy", "ControllerState", "Event", "Out", "Placed", "Refused", "Tick", "load", "recover",
+    "settle", "step",
+]  # fmt: skip
+# Decisions are kept for 7 days; older groups can no longer be told open from closed, and hold no credit.
+DECISIONS_KEPT_S = 7 * 24 * 3600.0
+ATTEMPT_EVENTS = {"running": "begun", "ended": "ended"}
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The broker put an assignment at `offset` of its worker's partition."""
+
+    worker_id: str
+    attempt_id: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A task that the shell found impossible, such as one too large to be handed on."""
+
+    task: Task
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A batch of events is over, or time has passed."""
+
+
+Event = Task | Attempt | Worker | Decision | Resource | Placed | Refused | Tick
+
+
+def step(state: ControllerState, event: Event, now_ns: int) -> list[Out]:
+    """Takes one event; gives the records to write, in order. Changes `state` in place."""
+    match event:
+        case Tick():
+            _tick(state, now_ns)
+        case Attempt():
+            _attempt(state, event, now_ns)
+        case Task():
+            _task(state, event, now_ns)
+        case Worker():
+            _worker(state, event, now_ns)
+        case Refused():
+            _refuse(state, event.task, event.reason, now_ns)
+        case Decision():
+            _decision(state, event)
+        case Resource():
+            _resource(state, event, now_ns)
+        case Placed():
+            view = state.workers.get(event.worker_id)
+            if view is not None and event.attempt_id in view.given:
+                view.given[event.attempt_id] = event.offset
+    out, state.out = state.out, []
+    return out
+
+
+def _task(state: ControllerState, task: Task, now_ns: int) -> None:
+    live = state.live.get(task.rollout_id)
+    if task.action in ("cancel", "pause", "resume"):
+        _order(state, task, now_ns)
+    elif live is None and task.rollout_id not in state.finished:
+        new = Live(task, created_ns=task.created_ns or now_ns)
+        apply(state, new, "run", task, now_ns, phase="new")
+    else:
+        state.ignored += 1
+
+
+def _refuse(state: ControllerState, task: Task, reason: str, now_ns: int) -> None:
+    if task.rollout_id in state.live or task.rollout_id in state.finished:
+        state.ignored += 1
+        return
+    live = Live(task, created_ns=task.created_ns or now_ns)
+    register(state, live)
+    fail_empty(state, live, reason, now_ns)
+
+
+def _decision(state: ControllerState, decision: Decision) -> None:
+    run = state.runs.get(decision.run_id)
+    if run is not None:
+        run.decide(decision.group_id)
+        state.forget_run(decision.run_id)
+
+
+def _order(state: ControllerState, order: Task, now_ns: int) -> None:
+    """An order about one rollout, or about all of a run where the rollout id is the run's id."""
+    run = state.runs.get(order.run_id) if order.rollout_id == order.run_id else None
+    targets = list(run.open) if run is not None else [order.rollout_id]
+    for rollout_id in targets:
+        live = state.live.get(rollout_id)
+        if live is None:
+            state.ignored += 1
+        else:
+            apply(state, live, order.action, order, now_ns)
+
+
+def _attempt(state: ControllerState, event: Attempt, now_ns: int) -> None:
+    """Only of the current attempt: what comes of an earlier one is late and changes nothing."""
+    name = ATTEMPT_EVENTS.get(event.status)
+    if name is None:  # preparing, closing: our own
+        return
+    live = state.attempts.get(event.attempt_id)
+    if live is None:
+        state.ignored += 1
+    else:
+        apply(state, live, name, event, now_ns)
+
+
+def _worker(state: ControllerState, beat: Worker, now_ns: int) -> None:
+    if beat.role == "trainer":
+        _trainer(state, beat, now_ns)
+    elif beat.role == "worker":
+        _slots(state, beat, now_ns)
+
+
+def _trainer(state: ControllerState, beat: Worker, now_ns: int) -> None:
+    if beat.run_id is None:
+        return
+    run = state.run_of(beat.run_id)
+    if beat.alive:
+        run.trainers[beat.worker_id] = Trainer(beat.credit, now_ns)
+    else:
+        run.trainers.pop(beat.worker_id, None)
+        state.forget_run(beat.run_id)
+
+
+def _slots(state: ControllerState, beat: Worker, now_ns: int) -> None:
+    for attempt_id in beat.running:
+        live = state.attempts.get(attempt_id)
+        if live is not None and live.worker_id == beat.worker_id:
+            live.named_ns = now_ns
+    view = state.workers.get(beat.worker_id)
+    if not beat.alive:
+        state.workers.pop(beat.worker_id, None)
+    elif view is None:
+        state.workers[beat.worker_id] = WorkerView(beat, now_ns)
+        state.timer(after(now_ns, state.policy.worker_silent_s), "worker_due", beat.worker_id)
+    else:
+        view.hear(beat, now_ns)
+    state.refresh(beat.worker_id)
+
+
+def _resource(state: ControllerState, resource: Resource, now_ns: int) -> None:
+    name = resource.name
+    state.versions.setdefault(name, set()).add(resource.version)
+    state.newest[name] = max(resource.version, state.newest.get(name, resource.version))
+    if resource.kind == "policy":
+        state.policies.add(name)
+    for rollout_id in sorted(state.waiting.pop(name, ())):
+        live = state.live.get(rollout_id)
+        if live is not None:
+            apply(state, live, "wake", None, now_ns)
+
+
+def _tick(state: ControllerState, now_ns: int) -> None:
+    while state.timers and state.timers[0][0] <= now_ns:
+        _, _, kind, who, attempt_id = heapq.heappop(state.timers)
+        if kind == "worker_due":
+            _worker_due(state, who, now_ns)
+            continue
+        live = state.live.get(who)
+        if live is not None and live.attempt_id == attempt_id:
+            apply(state, live, kind, None, now_ns)
+    dispatch(state, now_ns)
+    state.out += [make.rollout(live, state.epoch) for live in state.dirty.values()]
+    state.dirty = {}
+
+
+def _worker_due(state: ControllerState, worker_id: str, now_ns: int) -> None:
+    view = state.workers.get(worker_id)
+    if view is None:
+        return
+    policy = state.policy
+    if after(view.heard_ns, policy.worker_forgotten_s) <= now_ns:
+        del state.workers[worker_id]
+    else:
+        due = after(view.heard_ns, policy.worker_silent_s)
+        view.asleep = due <= now_ns
+        again = after(now_ns, policy.worker_silent_s) if view.asleep else due
+        state.timer(again, "worker_due", worker_id)
+    state.refresh(worker_id)
+
+
+# --- after a restart: every Rollout in the log's order, then `recover`, then workers, resources, decisions up to the
+# --- committed offsets, then `settle`, and only then new events
+
+
+def load(state: ControllerState, record: Rollout, now_ns: int) -> None:
+    """Takes one record of `rollouts`; a later one of the same rollout replaces it."""
+    state.epoch = max(state.epoch, record.epoch)
+    if not record.final:
+        state.live[record.rollout_id] = make.live_from(record)
+        return
+    state.live.pop(record.rollout_id, None)
+    state.finished.add(record.rollout_id)
+    if after(record.ended_ns, DECISIONS_KEPT_S) > now_ns:
+        _hold_credit(state, record)
+
+
+def _hold_credit(state: ControllerState, record: Rollout) -> None:
+    if record.dispatches and record.mode == "train":
+        state.run_of(record.task.run_id).start(record.task)
+
+
+def recover(state: ControllerState, epoch: int, now_ns: int) -> None:
+    """Rebuilds every index from the open rollouts and takes an epoch above all earlier ones."""
+    state.epoch = max(epoch, state.epoch + 1)
+    for live in sorted(state.live.values(), key=lambda x: x.created_ns):
+        run = state.run_of(live.task.run_id)
+        run.enter(live.task, state.next())
+        if live.dispatches and live.task.mode == "train":
+            run.start(live.task)
+    for live in state.live.values():
+        _RECOVER[live.phase](state, live, now_ns)
+
+
+def settle(state: ControllerState) -> None:
+    """Counts the attempts that were out against the workers' slots, once their heartbeats have been read again."""
+    for attempt_id, live in state.attempts.items():
+        view = state.workers.get(live.worker_id or "")
+        if view is not None:
+            view.given[attempt_id] = None
+            if live.phase == "closing":
+                view.closed.add(attempt_id)
+            state.refresh(view.beat.worker_id)
+
+
+def _recover_queuing(state: ControllerState, live: Live, now_ns: int) -> None:
+    if live.not_before_ns > now_ns:
+        state.timer(live.not_before_ns, "wake", live.id)
+    apply(state, live, "wake", None, now_ns)
+    state.dirty.pop(live.id, None)
+
+
+def _recover_open(state: ControllerState, live: Live, now_ns: int) -> None:
+    """Silence is counted from now: while no controller ran, nobody heard the heartbeats."""
+    live.named_ns = now_ns
+    state.attempts[live.attempt_id or ""] = live
+    if live.worker_id is not None:
+        state.run_of(live.task.run_id).given += 1
+    if live.phase == "preparing":
+        state.timer(after(now_ns, live.task.limits.claim_s), "claim_due", live.id, live.attempt_id)
+    elif live.phase == "running":
+        watch(state, live)
+    else:
+        live.closed_ns = now_ns
+        mark(state, live, now_ns)
+
+
+_RECOVER = {
+    "queuing": _recover_queuing, "preparing": _recover_open, "running": _recover_open, "closing": _recover_open,
+}  # fmt: skip

@@ -1,0 +1,150 @@
+"""Who gets what next: fair between runs, by priority and age within one, to the worker with the most free slots."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from ..infra.clock import NS_PER_S
+from ..schemas.records import Task
+from .controller_actions import dequeue, enqueue
+from .controller_queue import Bucket, Entry, Run, group_of
+from .controller_state import ControllerState, Live
+from .controller_table import apply
+
+Labels = frozenset[str]
+
+
+@dataclass(slots=True)
+class _Round:
+    """One round of dispatch: workers by free slots for each set of labels asked for, made when first asked for."""
+
+    state: ControllerState
+    now_ns: int
+    fitting: dict[Labels, list[tuple[int, str]]] = field(default_factory=dict[Labels, "list[tuple[int, str]]"])
+
+    def worker(self, needs: Labels) -> str | None:
+        """The worker with the most free slots among those that offer these labels."""
+        heap = self.fitting.get(needs)
+        if heap is None:
+            workers, free = self.state.workers, self.state.free
+            heap = [(-n, w) for w, n in free.items() if needs.issubset(workers[w].beat.labels)]
+            heapq.heapify(heap)
+            self.fitting[needs] = heap
+        while heap:
+            told, worker_id = heap[0]
+            free_now = self.state.free.get(worker_id, 0)
+            if -told == free_now:
+                return worker_id
+            if free_now:
+                heapq.heapreplace(heap, (-free_now, worker_id))
+            else:
+                heapq.heappop(heap)
+        return None
+
+
+def dispatch(state: ControllerState, now_ns: int) -> None:
+    """Fills free slots: each time the run with the fewest attempts out, then the one served longest ago."""
+    if not state.free:
+        return
+    turn = _Round(state, now_ns)
+    order = [(run.given, run.served, name) for name, run in state.runs.items() if run.queued]
+    heapq.heapify(order)
+    while order and state.free:
+        name = order[0][2]
+        run = state.runs[name]
+        if _serve(turn, run):
+            heapq.heapreplace(order, (run.given, run.served, name))
+        else:
+            heapq.heappop(order)
+
+
+def _serve(turn: _Round, run: Run) -> bool:
+    """Gives out one rollout of a run; False if none can go out."""
+    state = turn.state
+    bound = run.bound(turn.now_ns, int(state.policy.trainer_silent_s * NS_PER_S))
+    while (found := _choose(turn, run, bound)) is not None:
+        entry, worker_id = found
+        live = state.live[entry[4]]
+        pins = _resolve(state, live.task)
+        if isinstance(pins, str):
+            _wait(state, live, pins)
+            continue
+        _give(turn, run, live, worker_id, pins)
+        return True
+    return False
+
+
+def _choose(turn: _Round, run: Run, bound: int | None) -> tuple[Entry, str] | None:
+    live = turn.state.live
+
+    def valid(entry: Entry) -> bool:
+        found = live.get(entry[4])
+        return found is not None and found.ticket == entry[3]
+
+    def may_start(rollout_id: str) -> bool:
+        return run.may_start(max(1, live[rollout_id].task.group_size), bound)
+
+    best: tuple[Entry, str] | None = None
+    for needs, bucket in list(run.buckets.items()):
+        head = bucket.head(valid, may_start)
+        if head is None:
+            _forget_empty(run, needs, bucket)
+            continue
+        if best is not None and best[0] < head:
+            continue
+        worker_id = turn.worker(needs)
+        if worker_id is not None:
+            best = (head, worker_id)
+    return best
+
+
+def _forget_empty(run: Run, needs: Labels, bucket: Bucket) -> None:
+    if not bucket.open and not bucket.gated:
+        del run.buckets[needs]
+
+
+def _resolve(state: ControllerState, task: Task) -> dict[str, int | None] | str:
+    """Versions for a task's pins, or the name of a resource it must wait for.
+
+    Null becomes the newest version now. A policy's version is a minimum: it is stamped per call.
+    """
+    out: dict[str, int | None] = {}
+    for name, wanted in task.pins.items():
+        newest = state.newest.get(name)
+        if newest is None:
+            return name
+        there = newest >= wanted if wanted is not None and name in state.policies else wanted in state.versions[name]
+        if wanted is not None and not there:
+            return name
+        out[name] = newest if wanted is None else wanted
+    return out
+
+
+def _wait(state: ControllerState, live: Live, resource: str) -> None:
+    dequeue(state, live)
+    wanted = live.task.pins[resource]
+    live.reason = f"waits for resource {resource!r}" + (f" version {wanted}" if wanted is not None else "")
+    state.waiting.setdefault(resource, set()).add(live.id)
+    state.dirty[live.id] = live
+
+
+def _give(turn: _Round, run: Run, live: Live, worker_id: str, pins: dict[str, int | None]) -> None:
+    state, task = turn.state, live.task
+    live.worker_id, live.pins = worker_id, pins
+    apply(state, live, "dispatch", None, turn.now_ns)
+    run.given += 1
+    run.served = state.next()
+    state.workers[worker_id].given[live.attempt_id or ""] = None
+    state.refresh(worker_id)
+    if task.mode == "train" and run.start(task):
+        _open_group(state, run, group_of(task), turn.now_ns)
+
+
+def _open_group(state: ControllerState, run: Run, name: str, now_ns: int) -> None:
+    """A started group's other members no longer wait for credit."""
+    for rollout_id in run.groups[name].open:
+        live = state.live[rollout_id]
+        if live.ticket:
+            dequeue(state, live)
+            enqueue(state, live, None, now_ns)

@@ -1,0 +1,135 @@
+"""The records the controller writes, made from what it knows of a rollout."""
+
+from __future__ import annotations
+
+from ..schemas.records import (
+    Assignment,
+    Attempt,
+    AttemptContext,
+    AttemptEnd,
+    EndStatus,
+    FailureClass,
+    Rollout,
+    SpanBatch,
+)
+from ..schemas.retry import CLASS_OF, is_final
+from .controller_state import Live
+
+PRODUCER_ID = "controller"
+COPIED = (
+    "status", "final", "tries", "dispatches", "attempt_id", "attempt_status", "closing", "worker_id",
+    "counting_attempt", "paused", "created_ns", "dispatched_ns", "started_ns", "ended_ns", "deadline_ns",
+    "not_before_ns", "reason", "error_type", "pins",
+)  # fmt: skip
+
+
+def rollout(live: Live, epoch: int) -> Rollout:
+    """Its whole state."""
+    return Rollout(
+        rollout_id=live.id,
+        task=live.task,
+        mode=live.task.mode,
+        epoch=epoch,
+        **{name: getattr(live, name) for name in COPIED},
+    )
+
+
+def live_from(record: Rollout) -> Live:
+    """The other way round, after a restart."""
+    return Live(task=record.task, **{name: getattr(record, name) for name in COPIED})
+
+
+def attempt(live: Live, epoch: int, now_ns: int) -> Attempt:
+    """What happened to its current attempt."""
+    closing = live.attempt_status == "closing"
+    return Attempt(
+        rollout_id=live.id,
+        attempt_id=live.attempt_id or "",
+        status=live.attempt_status or "unknown",
+        attempt_number=live.tries + 1,
+        outcome=live.closing if closing else None,
+        failure_class=end_class(live) if closing else None,
+        error_type=live.error_type if closing else None,
+        final=end_is_final(live, live.closing or "failed"),
+        mode=live.task.mode,
+        pins=live.pins,
+        worker_id=live.worker_id or "",
+        epoch=epoch,
+        deadline_ns=live.deadline_ns,
+        reason=live.reason if closing else None,
+        at_ns=now_ns,
+    )
+
+
+def run_order(live: Live, epoch: int, now_ns: int) -> Assignment:
+    """Gives its current attempt to its worker."""
+    return Assignment(
+        worker_id=live.worker_id or "",
+        attempt_id=live.attempt_id or "",
+        epoch=epoch,
+        attempt_number=live.tries + 1,
+        final=is_final(live.task, live.tries + 1, "failed"),
+        deadline_ns=live.deadline_ns,
+        task=live.task,
+        pins=live.pins,
+        claim_s=live.task.limits.claim_s,
+        at_ns=now_ns,
+    )
+
+
+def cancel_order(live: Live, epoch: int, now_ns: int) -> Assignment:
+    """Takes its current attempt from its worker."""
+    return Assignment(
+        worker_id=live.worker_id or "", attempt_id=live.attempt_id or "", action="cancel", epoch=epoch, at_ns=now_ns
+    )
+
+
+def end_class(live: Live) -> FailureClass | None:
+    """An attempt nobody ran failed by no fault of the agent."""
+    return "infra" if live.worker_id is None else CLASS_OF[live.closing or "unknown"]
+
+
+def end_is_final(live: Live, status: EndStatus) -> bool:
+    """An empty attempt is there to be the last one; others go by the task's limits."""
+    return live.worker_id is None or is_final(live.task, live.tries + 1, status)
+
+
+def end_marker(live: Live) -> SpanBatch:
+    """Closes its current attempt unless an earlier marker did; counts are the controller's own: it sends no spans."""
+    return SpanBatch(
+        rollout_id=live.id,
+        attempt_id=live.attempt_id or "",
+        producer_id=PRODUCER_ID,
+        end=AttemptEnd(
+            status=live.closing or "failed",
+            end_ns=live.closed_ns,
+            reason=live.reason,
+            error_type=live.error_type,
+            failure_class=end_class(live),
+            span_count=0,
+            reward_count=0,
+            context=context(live),
+            final=end_is_final(live, live.closing or "failed"),
+        ),
+    )
+
+
+def context(live: Live) -> AttemptContext:
+    """What readers of trajectories must know of the task."""
+    task = live.task
+    return AttemptContext(
+        run_id=task.run_id,
+        group_id=task.group_id,
+        sample=task.sample,
+        group_size=task.group_size,
+        mode=task.mode,
+        pins=live.pins,
+        credit=task.credit,
+        failure_reward=task.limits.failure_reward,
+        await_rewards=task.await_rewards,
+        reward_deadline_s=task.reward_deadline_s,
+        data_id=task.data_id,
+        data_source=task.data_source,
+        attempt_number=live.tries + 1,
+        worker_id=live.worker_id or "",
+    )

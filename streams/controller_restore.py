@@ -1,0 +1,89 @@
+"""What a controller reads before it gives anything out: its own rollouts, then what it had consumed when it stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from ..infra.kafka import Message, Position, Reader, partitions
+from ..infra.settings import Settings
+from ..schemas.errors import InvalidRecord, Unavailable
+from ..schemas.records import Decision, Resource, Rollout, Worker
+from ..schemas.serde import Decoder
+from ..schemas.topics import DECISIONS, RESOURCES, ROLLOUTS, TOPICS, WORKERS
+from .controller import ControllerState, load, recover, settle, step
+
+# A broker that gives nothing for so long while records are known to be there is taken for gone.
+STALLED_S = 60.0
+# Tasks and attempts need no second reading: what they led to is in rollouts.
+REREAD = (WORKERS, RESOURCES, DECISIONS)
+
+
+def restore(
+    settings: Settings,
+    state: ControllerState,
+    decoder: Decoder,
+    committed: Mapping[Position, int],
+    *,
+    epoch: int,
+    now_ns: int,
+) -> None:
+    """Fills an empty state. `committed`: next offset of each input; what lies behind it comes as new events.
+
+    Raises Unavailable, DataLost.
+    """
+
+    def take_rollout(message: Message) -> None:
+        record = _decode(decoder, message)
+        if isinstance(record, Rollout):
+            load(state, record, now_ns)
+
+    def take_again(message: Message) -> None:
+        record = _decode(decoder, message)
+        if isinstance(record, Worker):  # heard when it was sent: one that died since must not look alive
+            step(state, record, min(now_ns, record.beat_ns))
+        elif isinstance(record, (Resource, Decision)):
+            step(state, record, now_ns)
+
+    read(settings, {(ROLLOUTS.name, p): None for p in range(partitions(settings, ROLLOUTS))}, take_rollout)
+    recover(state, epoch, now_ns)
+    read(settings, {(t.name, 0): committed[t.name, 0] for t in REREAD}, take_again)
+    settle(state)
+
+
+def read(settings: Settings, ends: Mapping[Position, int | None], take: Callable[[Message], None]) -> int:
+    """Reads partitions from their beginning to an offset, or to their end where it is null; how many records."""
+    reader = Reader(settings, "controller")
+    try:
+        marks = {position: reader.watermarks(position) for position in ends}
+        until = {p: marks[p][1] if end is None else end for p, end in ends.items() if marks[p][1] > marks[p][0]}
+        until = {p: end for p, end in until.items() if end > marks[p][0]}
+        if not until:
+            return 0
+        reader.assign({p: marks[p][0] for p in until})
+        return _drain(reader, until, take)
+    finally:
+        reader.close()
+
+
+def _drain(reader: Reader, until: Mapping[Position, int], take: Callable[[Message], None]) -> int:
+    count, heard = 0, time.monotonic()
+    while not reader.reached(until):
+        for message in reader.poll(timeout_s=0.05):
+            heard = time.monotonic()
+            if message.offset < until[message.topic, message.partition]:
+                take(message)
+                count += 1
+        if time.monotonic() - heard > STALLED_S:
+            raise Unavailable(f"reading {sorted(until)} gave nothing for {STALLED_S:g} s; is the broker reachable?")
+    return count
+
+
+def _decode(decoder: Decoder, message: Message) -> object:
+    """None for a tombstone and for a record that was quarantined when it was first read."""
+    if message.value is None:
+        return None
+    try:
+        return decoder.decode_topic(TOPICS[message.topic], message.value, message.headers)
+    except InvalidRecord:
+        return None

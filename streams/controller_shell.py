@@ -1,0 +1,189 @@
+"""The controller as a process: reads its inputs in a group, one term at a time, and stands by where another has them.
+
+python -m spanloop.streams.controller_shell      settings from SPANLOOP_…
+
+    poll ─▶ decode ─▶ step … step, Tick ─▶ one transaction (offsets, rollouts, attempts, assignments) ─▶ end markers
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from dataclasses import replace
+from types import FrameType
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from ..infra.clock import Clock, SystemClock
+from ..infra.kafka import METADATA_TIMEOUT_S, Member, Message, Names, Position, wait_for_broker
+from ..infra.producer import Producer
+from ..infra.quarantine import Quarantine
+from ..infra.registry import Registry, encoder
+from ..infra.settings import Settings
+from ..schemas.errors import InvalidRecord, SpanloopError, Unavailable
+from ..schemas.records import Attempt, Decision, Resource, Task, Worker
+from ..schemas.serde import Decoder
+from ..schemas.topics import ASSIGNMENTS, ATTEMPTS, DECISIONS, RESOURCES, TASKS, TOPICS, WORKERS
+from .controller import ControllerPolicy, ControllerState, Event, Refused
+from .controller_term import Term
+
+log = logging.getLogger(__name__)
+
+GROUP = "controller"
+INPUTS = (TASKS, ATTEMPTS, WORKERS, DECISIONS, RESOURCES)
+TICK_S = 0.02
+TICK_EVENTS = 1000
+DRAIN_S = 0.002  # after the first message, what came with it is waited for so long
+# A task travels on inside an assignment and a rollout, each with fields of its own.
+TASK_MAX_BYTES = ASSIGNMENTS.max_bytes - 64 * 1024
+DECODE_PATIENCE_S = 60.0
+DECODE_PAUSE_S = 0.5
+# Terms in a row that ended without one committed batch, after which trouble is not passing.
+MAX_LOST_TERMS = 5
+
+
+class ControllerService:
+    """Runs the controller, or stands by. A second one takes over within `session_timeout_s` when this one dies."""
+
+    def __init__(
+        self, settings: Settings, *, clock: Clock | None = None, policy: ControllerPolicy | None = None
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._policy = policy or ControllerPolicy()
+        self._names = Names(settings.prefix)
+        self._term: Term | None = None
+        self._lost_terms = 0
+        self.events = 0
+        self.written = 0
+
+    @property
+    def state(self) -> ControllerState | None:
+        """What it knows; None while it stands by. To be read, from its own thread or for figures only."""
+        return None if self._term is None else self._term.state
+
+    def run(self, stop: threading.Event) -> None:
+        """Blocks until `stop`. Raises Fenced, Unavailable, DataLost, TooManyDeadLetters."""
+        wait_for_broker(self._settings)
+        self._encode = encoder(self._settings)
+        registry = Registry(self._settings.registry_url)
+        self._decoder = Decoder(registry)
+        self._ends = Producer(self._settings, "controller-ends", encode=self._encode)
+        self._quarantine = Quarantine(self._ends, GROUP, self._settings.dlq_limit, self._clock)
+        try:
+            while not stop.is_set():
+                self._serve(stop)
+        finally:
+            registry.close()
+            _close(self._ends)
+
+    def _serve(self, stop: threading.Event) -> None:
+        """One membership in the group; ends at `stop`, or with a transaction that was aborted."""
+        self._member = Member(self._settings, GROUP, INPUTS, on_assign=self._take_office, on_revoke=self._leave_office)
+        try:
+            while not stop.is_set():
+                self._turn(stop)
+        except Unavailable as error:
+            self._lost_terms += 1
+            if self._lost_terms >= MAX_LOST_TERMS:
+                raise
+            log.warning("controller starts over (%d of %d): %s", self._lost_terms, MAX_LOST_TERMS, error)
+            stop.wait(DECODE_PAUSE_S)
+        finally:
+            self._leave_office([])
+            self._member.close()
+
+    def _turn(self, stop: threading.Event) -> None:
+        messages = self._member.poll(1, TICK_S)
+        if messages:
+            messages += self._member.poll(TICK_EVENTS - 1, DRAIN_S)
+        if self._term is None:
+            return
+        events = [e for m in messages if (e := self._decode(m, stop)) is not None]
+        if stop.is_set() and len(events) < len(messages):
+            return
+        offsets = {(m.topic, m.partition): m.offset + 1 for m in messages}
+        self.written += self._term.take(events, offsets, self._member.raw())
+        self.events += len(events)
+        if messages:
+            self._lost_terms = 0
+
+    def _take_office(self, positions: list[Position]) -> None:
+        """Runs inside the rebalance, before the first message: fence, then read what is known."""
+        missing = {(t.name, 0) for t in INPUTS} - set(positions)
+        if missing:
+            if positions:
+                log.warning("standing by: %s is with another member", sorted(missing))
+            return
+        term = Term(self._settings, self._encode, self._ends, self._clock, self._policy)
+        term.restore(self._decoder, self._committed())
+        self._term = term
+
+    def _leave_office(self, positions: list[Position]) -> None:
+        del positions
+        term, self._term = self._term, None
+        if term is not None:
+            term.close()
+
+    def _committed(self) -> dict[Position, int]:
+        """Where the inputs will be read on, asked after the fence: nobody can move it any more."""
+        wanted = [TopicPartition(self._names.full(t.name), 0) for t in INPUTS]
+        try:
+            found = self._member.raw().committed(wanted, timeout=METADATA_TIMEOUT_S)
+        except KafkaException as error:
+            raise Unavailable(f"group {GROUP}: committed offsets cannot be read: {error}") from error
+        return {(self._names.short(tp.topic), tp.partition): tp.offset for tp in found}
+
+    def _decode(self, message: Message, stop: threading.Event) -> Event | None:
+        """Its event; None for a tombstone and for a record put to quarantine. Waits for a registry that is away."""
+        if message.value is None:
+            return None
+        deadline = time.monotonic() + DECODE_PATIENCE_S
+        while True:
+            try:
+                record = self._decoder.decode_topic(TOPICS[message.topic], message.value, message.headers)
+            except InvalidRecord as error:
+                self._quarantine.put(message, error)
+                return None
+            except Unavailable:
+                if time.monotonic() > deadline or stop.wait(DECODE_PAUSE_S):
+                    raise
+            else:
+                self._quarantine.good()
+                return _event(record, len(message.value))
+
+
+def _event(record: object, size: int) -> Event | None:
+    if isinstance(record, Task) and size > TASK_MAX_BYTES:
+        bare = replace(record, input="null", metadata={})
+        return Refused(
+            bare, f"the task has {size} bytes, at most {TASK_MAX_BYTES} can be handed on; off-load its input"
+        )
+    return record if isinstance(record, (Task, Attempt, Worker, Decision, Resource)) else None
+
+
+def _close(producer: Producer) -> None:
+    try:
+        producer.close(5.0)
+    except SpanloopError as error:
+        log.warning("closing the producer of end markers: %s", error)
+
+
+def main() -> None:
+    """Runs until SIGTERM or SIGINT."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    stop = threading.Event()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        stop.set()
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    ControllerService(Settings()).run(stop)
+
+
+if __name__ == "__main__":
+    main()

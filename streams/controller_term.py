@@ -1,0 +1,166 @@
+"""A controller's term: from when it is given the inputs until it loses them. One state, one transactional producer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Producer as KafkaProducer
+
+from ..infra.clock import Clock
+from ..infra.kafka import Names, Position
+from ..infra.producer import Ack, OnDelivery, Producer
+from ..infra.settings import Settings
+from ..schemas.errors import DeliveryFailed, Fenced, SpanloopError, Unavailable
+from ..schemas.records import Assignment, SpanBatch
+from ..schemas.serde import Decoder, Encoder
+from .controller import ControllerPolicy, ControllerState, Event, Out, Placed, Tick, step
+from .controller_restore import restore
+
+log = logging.getLogger(__name__)
+
+TRANSACTION_TIMEOUT_S = 30.0
+RETRY_PAUSE_S = 0.05
+FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}  # pyright: ignore[reportPrivateUsage]  # how confluent names client-side codes
+)
+
+
+def transactional_id(settings: Settings) -> str:
+    """One per prefix: whoever takes it last is the controller."""
+    return f"{settings.prefix}-controller"
+
+
+class Term:
+    """Takes batches of messages and writes what follows from them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        encode: Encoder,
+        ends: Producer,
+        clock: Clock,
+        policy: ControllerPolicy,
+    ) -> None:
+        """Fences every earlier term. `ends` writes end markers, outside transactions. Raises Unavailable."""
+        self._settings = settings
+        self._names = Names(settings.prefix)
+        self._clock = clock
+        self._ends = ends
+        self._producer = Producer(settings, "controller", transactional_id=transactional_id(settings), encode=encode)
+        self._client: KafkaProducer = self._producer.client
+        self._placed: deque[Placed] = deque()
+        self.state = ControllerState(policy=policy)
+        self._call(lambda: self._client.init_transactions(TRANSACTION_TIMEOUT_S), "init_transactions")
+
+    def restore(self, decoder: Decoder, committed: Mapping[Position, int]) -> None:
+        """Reads what is known. The epoch is the wall clock in ns, or one above the last where that is higher:
+
+        confluent-kafka does not tell the producer's epoch.
+        """
+        now_ns = self._clock.now_ns()
+        restore(self._settings, self.state, decoder, committed, epoch=now_ns, now_ns=now_ns)
+        log.info(
+            "controller epoch %d: %d open rollouts, %d finished, %d workers",
+            self.state.epoch, len(self.state.live), len(self.state.finished), len(self.state.workers),
+        )  # fmt: skip
+
+    def take(self, events: Iterable[Event], offsets: Mapping[Position, int], consumer: Consumer) -> int:
+        """Steps through a batch and commits what follows; returns how many records were written.
+
+        Raises Fenced, and Unavailable where the transaction was aborted: then the state is ahead of the log and the
+        term is over.
+        """
+        now_ns = self._clock.now_ns()
+        out: list[Out] = []
+        while self._placed:
+            out += step(self.state, self._placed.popleft(), now_ns)
+        for event in events:
+            out += step(self.state, event, now_ns)
+        out += step(self.state, Tick(), now_ns)
+        ends = [r for r in out if isinstance(r, SpanBatch)]
+        inside = [r for r in out if not isinstance(r, SpanBatch)]
+        if inside or offsets:
+            self._transact(inside, offsets, consumer)
+        for marker in ends:
+            self._ends.send(marker, on_delivery=_note_failure)
+        return len(out)
+
+    def close(self) -> None:
+        """Lets its producer go. Between batches no transaction is open."""
+        try:
+            self._producer.close(5.0)
+        except SpanloopError as error:
+            log.warning("closing the controller's producer: %s", error)
+
+    def _transact(self, records: Sequence[Out], offsets: Mapping[Position, int], consumer: Consumer) -> None:
+        where = [TopicPartition(self._names.full(t), p, o) for (t, p), o in offsets.items()]
+        client, group = self._client, consumer.consumer_group_metadata()
+        self._call(client.begin_transaction, "begin_transaction")
+        try:
+            for record in records:
+                self._producer.send(record, on_delivery=self._note(record))
+            if where:
+                self._call(
+                    lambda: client.send_offsets_to_transaction(where, group, TRANSACTION_TIMEOUT_S),
+                    "send_offsets_to_transaction",
+                )
+            self._call(lambda: client.commit_transaction(TRANSACTION_TIMEOUT_S), "commit_transaction")
+        except KafkaException as error:
+            self._abort()
+            raise refusal(error, "produce") from error
+        except SpanloopError:
+            self._abort()
+            raise
+        if where and self._settings.profile == "embedded":
+            # the embedded broker takes offsets in a transaction but does not keep them
+            consumer.commit(offsets=where, asynchronous=False)
+
+    def _note(self, record: Out) -> OnDelivery | None:
+        if not isinstance(record, Assignment) or record.action != "run":
+            return None
+
+        def placed(failure: DeliveryFailed | None, ack: Ack | None) -> None:
+            if failure is None and ack is not None:
+                self._placed.append(Placed(record.worker_id, record.attempt_id, ack.offset))
+
+        return placed
+
+    def _abort(self) -> None:
+        try:
+            self._client.abort_transaction(TRANSACTION_TIMEOUT_S)
+        except KafkaException as error:  # the next term's init_transactions aborts it
+            log.warning("abort_transaction: %s", error)
+
+    def _call(self, call: Callable[[], None], name: str) -> None:
+        deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
+        while True:
+            try:
+                return call()
+            except KafkaException as error:
+                again = kafka_error(error).retriable() and not kafka_error(error).txn_requires_abort()
+                if not again or time.monotonic() > deadline:
+                    raise refusal(error, name) from error
+                time.sleep(RETRY_PAUSE_S)
+
+
+def kafka_error(error: KafkaException) -> KafkaError:
+    """What librdkafka said."""
+    return cast("KafkaError", error.args[0])
+
+
+def refusal(error: KafkaException, name: str) -> SpanloopError:
+    """Fenced where another controller has taken over, else Unavailable."""
+    if kafka_error(error).code() in FENCED:
+        return Fenced(f"{name}: another controller has taken over ({error}); this one must stop")
+    return Unavailable(f"{name}: {error}")
+
+
+def _note_failure(failure: DeliveryFailed | None, ack: Ack | None) -> None:
+    del ack
+    if failure is not None:  # the marker is written again until it took effect
+        log.warning("end marker: %s", failure)

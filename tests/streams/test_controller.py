@@ -1,0 +1,278 @@
+"""A rollout's life: every transition, what is written, and who decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from spanloop.schemas.records import Assignment, Attempt, EndStatus, Limits, Rollout, SpanBatch, Task, Worker
+from spanloop.streams.controller import ControllerState, Event, Out, Tick, step
+from spanloop.streams.controller_table import TABLE, markdown
+
+R = TypeVar("R", bound=Out)
+T0 = 1_760_000_000_000_000_000
+SECOND = 1_000_000_000
+TASK = Task(rollout_id="ro-1", run_id="run", mode="train", group_id="gr-1", sample=2, group_size=4, data_id="d7")
+
+
+def fresh() -> ControllerState:
+    numbers = iter(range(1, 10_000))
+    return ControllerState(epoch=7, mint=lambda: f"at-{next(numbers)}")
+
+
+@dataclass
+class Play:
+    """A controller with one worker of four slots, at a time that moves only when told to."""
+
+    state: ControllerState = field(default_factory=fresh)
+    now: int = T0
+    out: list[Out] = field(default_factory=list[Out])
+    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
+
+    def __post_init__(self) -> None:
+        self.do(Worker("wo-1", slots=4))
+
+    def do(self, *events: Event) -> list[Out]:
+        """One batch of events and the tick that closes it."""
+        self.out = [r for e in (*events, Tick()) for r in step(self.state, e, self.now)]
+        self.rollouts |= {r.rollout_id: r for r in self.get(Rollout)}
+        return self.out
+
+    def wait(self, seconds: float) -> list[Out]:
+        self.now += int(seconds * SECOND)
+        return self.do()
+
+    def beat(self, *running: str) -> list[Out]:
+        return self.do(Worker("wo-1", slots=4, running=list(running), last_assignment_offset=10**6))
+
+    def begin(self, attempt_id: str) -> list[Out]:
+        return self.do(Attempt("ro-1", attempt_id, "running"))
+
+    def end(self, attempt_id: str, outcome: EndStatus = "succeeded", *, final: bool = True) -> list[Out]:
+        return self.do(Attempt("ro-1", attempt_id, "ended", outcome=outcome, final=final))
+
+    def get(self, kind: type[R]) -> list[R]:
+        return [r for r in self.out if isinstance(r, kind)]
+
+    @property
+    def rollout(self) -> Rollout:
+        return self.rollouts["ro-1"]
+
+
+def limits(**changes: object) -> Task:
+    return replace(TASK, limits=replace(Limits(), **changes))  # pyright: ignore[reportArgumentType]  # names checked by replace
+
+
+def test_a_task_is_given_to_a_free_worker_with_everything_it_needs() -> None:
+    play = Play()
+    play.do(TASK)
+    (order,), (prepared,) = play.get(Assignment), play.get(Attempt)
+    assert (order.worker_id, order.attempt_id, order.action, order.epoch) == ("wo-1", "at-1", "run", 7)
+    assert (order.task, order.attempt_number, order.final, order.at_ns) == (TASK, 1, True, T0)
+    assert (prepared.status, prepared.attempt_id, prepared.worker_id, prepared.mode) == (
+        "preparing", "at-1", "wo-1", "train",
+    )  # fmt: skip
+    assert (play.rollout.status, play.rollout.attempt_status, play.rollout.dispatches) == ("running", "preparing", 1)
+
+
+def test_a_task_without_a_worker_stays_queued_and_is_told() -> None:
+    play = Play()
+    play.do(Worker("wo-1", slots=4, alive=False))
+    play.do(TASK)
+    assert play.out == [play.rollout]
+    assert play.rollout.status == "queuing"
+
+
+def test_the_same_task_again_changes_nothing_while_open_and_when_final() -> None:
+    play = Play()
+    play.do(TASK, TASK)
+    assert len(play.get(Assignment)) == 1
+    assert play.do(TASK) == []
+    play.end("at-1")
+    assert play.do(TASK) == []
+
+
+def test_begin_and_end_make_a_succeeded_rollout() -> None:
+    play = Play()
+    play.do(TASK)
+    play.begin("at-1")
+    assert (play.rollout.attempt_status, play.rollout.started_ns) == ("running", T0)
+    play.end("at-1")
+    assert (play.rollout.status, play.rollout.final, play.rollout.counting_attempt) == ("succeeded", True, "at-1")
+    assert (play.rollout.tries, play.rollout.ended_ns) == (1, T0)
+
+
+def test_an_attempt_not_begun_in_time_is_closed_unclaimed_and_the_rollout_given_out_anew() -> None:
+    play = Play()
+    play.do(limits(claim_s=5.0))
+    play.wait(5.4)
+    assert play.out == []
+    play.wait(0.2)
+    (marker,) = play.get(SpanBatch)
+    assert marker.end is not None
+    assert (marker.attempt_id, marker.end.status, marker.end.final) == ("at-1", "unclaimed", False)
+    assert [a.action for a in play.get(Assignment)] == ["cancel"]
+    play.end("at-1", "unclaimed", final=False)
+    play.wait(1.0)
+    (order,) = play.get(Assignment)
+    assert (order.attempt_id, order.attempt_number) == ("at-2", 1)
+    assert (play.rollout.tries, play.rollout.dispatches) == (0, 2)
+
+
+def test_a_claim_that_a_heartbeat_names_is_waited_for() -> None:
+    play = Play()
+    play.do(limits(claim_s=5.0))
+    play.wait(4.0)
+    play.beat("at-1")
+    assert play.wait(4.0) == []
+    play.wait(4.0)
+    assert play.get(Attempt)[0].outcome == "unclaimed"
+
+
+def test_a_rollout_that_nobody_claims_ends_with_one_empty_final_attempt() -> None:
+    play = Play()
+    play.do(limits(claim_s=1.0))
+    for _ in range(play.state.policy.max_handbacks):
+        attempt_id = play.rollout.attempt_id or ""
+        play.wait(2.0)
+        play.beat()
+        play.end(attempt_id, "unclaimed", final=False)
+        play.beat()
+        play.wait(9.0)
+        play.beat()
+        play.wait(31.0)
+        play.beat()
+    empty = play.rollout
+    assert (empty.attempt_status, empty.closing, empty.worker_id, empty.tries) == ("closing", "failed", None, 0)
+    play.end(empty.attempt_id or "", "failed")
+    assert (play.rollout.status, play.rollout.final) == ("failed", True)
+
+
+def test_an_attempt_past_its_time_limit_gets_an_end_marker_with_the_whole_context() -> None:
+    play = Play()
+    play.do(limits(timeout_s=10.0, failure_reward=-1.0))
+    play.begin("at-1")
+    play.wait(9.9)
+    assert play.out == []
+    play.wait(0.1)
+    (marker,) = play.get(SpanBatch)
+    assert marker.end is not None
+    assert (marker.end.status, marker.end.failure_class, marker.end.final) == ("timeout", "agent", True)
+    context = marker.end.context
+    assert (context.run_id, context.group_id, context.sample, context.group_size) == ("run", "gr-1", 2, 4)
+    assert (context.worker_id, context.attempt_number, context.failure_reward, context.data_id) == (
+        "wo-1", 1, -1.0, "d7",
+    )  # fmt: skip
+    assert (play.rollout.attempt_status, play.rollout.closing, play.rollout.status) == ("closing", "timeout", "running")
+    play.end("at-1", "timeout")
+    assert play.rollout.status == "failed"
+
+
+def test_an_attempt_that_no_heartbeat_names_is_unresponsive() -> None:
+    play = Play()
+    play.do(limits(unresponsive_s=10.0, max_attempts=2))
+    play.begin("at-1")
+    play.wait(8)
+    play.beat("at-1")
+    assert play.wait(8) == []
+    play.wait(2)
+    (marker,) = play.get(SpanBatch)
+    assert marker.end is not None
+    assert (marker.end.status, marker.end.failure_class, marker.end.final) == ("unresponsive", "infra", False)
+
+
+def test_the_end_marker_is_written_again_until_the_end_is_told() -> None:
+    play = Play()
+    play.do(limits(timeout_s=10.0))
+    play.begin("at-1")
+    (first,) = [r for r in play.wait(10) if isinstance(r, SpanBatch)]
+    assert play.wait(0.9) == []
+    assert play.wait(0.1) == [first]
+    assert play.wait(1.9) == []
+    assert play.wait(0.1) == [first]
+    play.end("at-1", "timeout")
+    assert play.wait(1000) == []
+
+
+def test_the_first_marker_decides_even_against_the_controllers_own() -> None:
+    play = Play()
+    play.do(limits(timeout_s=10.0))
+    play.begin("at-1")
+    play.wait(10)
+    play.end("at-1", "succeeded")
+    assert (play.rollout.status, play.rollout.counting_attempt) == ("succeeded", "at-1")
+
+
+@pytest.mark.parametrize(
+    ("mode", "retry_on", "outcome", "tried_again"),
+    [
+        ("train", [], "failed", False),
+        ("train", [], "timeout", False),
+        ("train", [], "unresponsive", True),
+        ("val", [], "failed", True),
+        ("train", ["failed"], "failed", True),
+        ("train", ["timeout"], "unresponsive", False),
+        ("val", [], "cancelled", False),
+        ("val", [], "succeeded", False),
+    ],
+)
+def test_retries_go_by_class_in_training_and_by_retry_on_where_it_is_given(
+    mode: str, retry_on: list[str], outcome: EndStatus, tried_again: bool
+) -> None:
+    play = Play()
+    play.do(replace(limits(max_attempts=2, retry_on=retry_on), mode=mode))  # pyright: ignore[reportArgumentType]  # a Mode
+    play.begin("at-1")
+    play.end("at-1", outcome, final=not tried_again)
+    assert [(a.attempt_id, a.attempt_number) for a in play.get(Assignment)] == ([("at-2", 2)] if tried_again else [])
+    assert play.rollout.final is not tried_again
+
+
+def test_the_last_try_that_was_not_marked_final_is_followed_by_an_empty_final_attempt() -> None:
+    play = Play()
+    play.do(limits(max_attempts=1))
+    play.end("at-1", "failed", final=False)
+    (marker,) = play.get(SpanBatch)
+    assert marker.end is not None
+    assert (marker.attempt_id, marker.end.status, marker.end.final) == ("at-2", "failed", True)
+    play.end("at-2", "failed")
+    assert play.rollout.counting_attempt == "at-2"
+
+
+def test_late_events_of_an_earlier_attempt_change_nothing() -> None:  # SP-7, TN-1
+    play = Play()
+    play.do(limits(max_attempts=2, timeout_s=10.0, retry_on=["timeout"]))
+    play.begin("at-1")
+    play.wait(10)
+    play.beat()
+    play.end("at-1", "timeout", final=False)
+    play.begin("at-2")
+    play.end("at-2")
+    assert (play.rollout.counting_attempt, play.rollout.tries) == ("at-2", 2)
+    assert play.begin("at-1") == []
+    assert play.end("at-1") == []
+    assert play.end("at-2") == []
+    assert play.rollout.counting_attempt == "at-2"
+
+
+def test_finished_rollouts_keep_only_their_ids() -> None:
+    play = Play()
+    play.do(TASK)
+    play.end("at-1")
+    state = play.state
+    assert (state.live, state.attempts, state.dirty, state.finished) == ({}, {}, {}, {"ro-1"})
+    play.do(Worker("tr", role="trainer", run_id="run", credit=4, alive=False))
+    assert [run.open for run in state.runs.values()] == [{}]
+
+
+def test_the_page_on_the_lifecycle_holds_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "lifecycle.md"
+    assert markdown() in page.read_text("utf-8")
+
+
+def test_the_table_names_no_way_out_of_a_final_rollout_and_leads_only_to_known_phases() -> None:
+    assert not [key for key in TABLE if key[0] == "done"]
+    phases = {phase for phase, _ in TABLE} | {"done"}
+    assert {to for transition in TABLE.values() for to in transition.to} <= phases
