@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from ..schemas import ids
 from ..schemas.records import Reward, Span
@@ -33,7 +34,7 @@ class Sink(Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Scope:
     """One attempt as the code that runs in it sees it. `sequence` orders what this producer emits for the attempt."""
 
@@ -103,6 +104,9 @@ class _State:
     ambient: Ambient = LocalAmbient()
 
 
+_by_trace: WeakValueDictionary[str, Scope] = WeakValueDictionary()
+
+
 def use_ambient(ambient: Ambient) -> None:
     """Sets where open spans are kept, for the whole process."""
     _State.ambient = ambient
@@ -116,6 +120,11 @@ def ambient() -> Ambient:
 def active() -> Scope | None:
     """The attempt that the running code belongs to; null = none."""
     return _scope.get()
+
+
+def of_trace(trace_id: str) -> Scope | None:
+    """The attempt in this process that a trace belongs to, for code that lost its context; null = none."""
+    return _by_trace.get(trace_id)
 
 
 def require(what: str) -> Scope:
@@ -143,6 +152,7 @@ def agent_path() -> tuple[str, ...]:
 @contextmanager
 def attempt(scope: Scope) -> Generator[Scope]:
     """Runs the block as part of an attempt. Entering the same one twice changes nothing."""
+    _by_trace[scope.trace_id] = scope
     before = _scope.get()
     agents, span, call = _agents.get(), _open.get(), _call.get()
     _scope.set(scope)

@@ -1,0 +1,188 @@
+"""Agents: what a worker runs, and `rollout`, which makes one of an ordinary function.
+
+    @rollout
+    def my_agent(task, llm):            # or (task, llm, rollout), (task, prompt_template), (task, resources), async def
+        ...
+        return 1.0                      # the final reward; or None, or a list of spans
+
+Parameters are filled by name. The function stays callable as it was, for debugging by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast, overload, runtime_checkable
+
+from ..schemas.errors import ConfigError
+from ..schemas.records import Assignment, Task
+from ..schemas.spans import Mode
+from .llm import LLM
+from .prompt import PromptTemplate
+
+PARAMETERS = ("task", "llm", "rollout", "prompt_template", "resources")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """Which try of a rollout this is."""
+
+    attempt_id: str
+    sequence_id: int  # 1 for the first try
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutInfo:
+    """What an agent may know of its rollout; the `rollout` parameter."""
+
+    rollout_id: str
+    attempt: AttemptInfo
+    run_id: str
+    input: Any  # the task, decoded from JSON
+    mode: Mode
+    group_id: str | None = None
+    sample: int = 0  # index in the group
+    data_id: str | None = None
+    data_source: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One attempt as a worker hands it to an agent."""
+
+    assignment: Assignment
+    task: Task
+    llm: LLM
+    resources: Mapping[str, object] = field(default_factory=dict[str, object])  # name -> prompt, LLM or JSON value
+
+    def info(self) -> RolloutInfo:
+        """The `rollout` parameter."""
+        task = self.task
+        return RolloutInfo(
+            rollout_id=task.rollout_id,
+            attempt=AttemptInfo(self.assignment.attempt_id, self.assignment.attempt_number),
+            run_id=task.run_id,
+            input=json.loads(task.input),
+            mode=task.mode,
+            group_id=task.group_id,
+            sample=task.sample,
+            data_id=task.data_id,
+            data_source=task.data_source,
+            metadata=task.metadata,
+        )
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """What a worker runs. `run` returns the final reward, None or a list of spans; awaitable if `is_async`."""
+
+    name: str
+    is_async: bool
+
+    def run(self, job: Job) -> object:
+        """Works on one attempt; an exception fails it."""
+        ...
+
+
+class FunctionAgent:
+    """A function as an agent; calling it calls the function."""
+
+    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        """Raises TypeError for parameters that a worker cannot fill."""
+        self.function = function
+        self.name = name or getattr(function, "__name__", "agent")
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._parameters = _parameters(function)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def run(self, job: Job) -> object:
+        return self.function(**{name: _FILL[name](job) for name in self._parameters})
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    found = inspect.signature(function).parameters.values()
+    known = tuple(p.name for p in found if p.name in PARAMETERS)
+    unknown = [p.name for p in found if p.name not in PARAMETERS and p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    if unknown or "task" not in known:
+        raise TypeError(
+            f"agent {getattr(function, '__qualname__', function)!s} must take `task` and may take "
+            f"{', '.join(PARAMETERS[1:])}; got {', '.join(p.name for p in found) or 'no parameters'}"
+        )
+    return known
+
+
+def _prompt(job: Job) -> PromptTemplate:
+    found = [r for r in job.resources.values() if isinstance(r, PromptTemplate)]
+    if not found:
+        raise ConfigError(
+            f"the agent takes a prompt_template, but the task pins {sorted(job.assignment.pins) or 'nothing'} "
+            "and none of that is a prompt; publish one and pin it (pins={'prompt': None} = its newest version)"
+        )
+    return found[0]
+
+
+_FILL: dict[str, Callable[[Job], object]] = {
+    "task": lambda job: json.loads(job.task.input),
+    "llm": lambda job: job.llm,
+    "rollout": Job.info,
+    "prompt_template": _prompt,
+    "resources": lambda job: {"llm": job.llm, **job.resources},
+}
+
+
+@overload
+def rollout(function: Callable[..., Any], /) -> FunctionAgent: ...
+@overload
+def rollout(*, name: str | None = None) -> Callable[[Callable[..., Any]], FunctionAgent]: ...
+def rollout(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
+    """Makes an agent of a function: `@rollout` or `@rollout(name="…")`."""
+    return FunctionAgent(function, name) if function is not None else functools.partial(FunctionAgent, name=name)
+
+
+def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: bool = True) -> Any:
+    """`rollout` under the name that marks an agent with an `llm`; the LLM is always bound to its attempt."""
+    del strip_proxy
+    return rollout(function) if function is not None else rollout()
+
+
+def prompt_rollout(function: Callable[..., Any] | None = None, /) -> Any:
+    """`rollout` under the name that marks an agent with a `prompt_template`."""
+    return rollout(function) if function is not None else rollout()
+
+
+def resolve(spec: str) -> Agent:
+    """The agent that "package.module:name" or "path/to/file.py:name" names. Raises ConfigError saying what is wrong."""
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"agent {spec!r} must look like package.module:name or path/to/file.py:name")
+    try:
+        module = _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+        found = functools.reduce(getattr, attribute.split("."), cast("object", module))
+    except (ImportError, AttributeError, FileNotFoundError) as error:
+        raise ConfigError(f"agent {spec!r} cannot be loaded: {error}; is it on the Python path?") from error
+    if isinstance(found, Agent) and not inspect.isclass(found):
+        return found
+    if callable(found):
+        return rollout(found)
+    raise ConfigError(f"agent {spec!r} is a {type(found).__name__}, expected a function or an agent")
+
+
+def _from_file(path: Path) -> object:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,178 @@
+"""How an attempt ended, as pure functions: an exception or an order becomes an end marker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from ..schemas import semconv
+from ..schemas.records import Assignment, AttemptContext, AttemptEnd, Span, Task
+from ..schemas.retry import CLASS_OF, is_final
+from ..schemas.spans import EndStatus, FailureClass
+from . import attributes as attrs
+from .context import Scope
+from .emit import exception_attributes, make_span, number, text_of, type_of
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+CONTEXT_OVERFLOW = "context_overflow"
+ENGINE = "engine"
+# What vLLM, OpenAI and our gateway say in a 400 about a prompt that is too long.
+_OVERFLOW_WORDS = ("maximum context length", "context_length_exceeded", CONTEXT_OVERFLOW)
+# Client errors that mean no answer came at all; by name, so that no client library is needed here.
+_NO_ANSWER = ("APIConnectionError", "APITimeoutError", "ConnectError", "ReadError", "RemoteProtocolError",
+              "ReadTimeout", "ConnectTimeout", "WriteError", "PoolTimeout")  # fmt: skip
+_REASON_CHARS = 500
+_BAD_REQUEST, _SERVER_ERROR = 400, 500
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended. `reward`: what the agent returned; `error`: what it raised."""
+
+    status: EndStatus
+    reward: float | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    failure_class: FailureClass | None = None
+    error: BaseException | None = None
+
+
+def of_result(result: object) -> Outcome:
+    """What the agent returned: None, or a number as the final reward. Raises TypeError for anything else."""
+    return Outcome("succeeded", None if result is None else number(result, "what the agent returned"))
+
+
+def of_error(error: BaseException, gateway_url: str) -> Outcome:
+    """What the agent raised: the agent's own failure, unless the gateway or an engine behind it failed."""
+    if any(_is_overflow(e) for e in _chain(error)):
+        return Outcome("failed", None, CONTEXT_OVERFLOW, CONTEXT_OVERFLOW, "agent", error)
+    kind = type_of(error)
+    reason = f"{kind}: {text_of(error)}"[:_REASON_CHARS]
+    if any(_is_engine(e, gateway_url) for e in _chain(error)):
+        return Outcome("failed", None, reason, ENGINE, "infra", error)
+    return Outcome("failed", None, reason, kind, "agent", error)
+
+
+def judge(scope: Scope, result: object, error: BaseException | None, gateway_url: str) -> Outcome:
+    """How an agent that is done has ended; spans it returned go to its attempt."""
+    if error is not None:
+        return of_error(error, gateway_url)
+    try:
+        if isinstance(result, (list, tuple)):
+            take_spans(scope, cast("Iterable[object]", result))
+            result = None
+        return of_result(result)
+    except TypeError as wrong:
+        return of_error(wrong, gateway_url)
+
+
+def take_spans(scope: Scope, spans: Iterable[object]) -> None:
+    """Puts spans of ours or of OpenTelemetry's into an attempt. Raises TypeError for anything else."""
+    for span in spans:
+        if isinstance(span, Span):
+            scope.sink.span(replace(span, sequence=scope.sequence()))
+        elif hasattr(span, "get_span_context"):
+            from .tracer import convert
+
+            scope.sink.span(convert(cast("ReadableSpan", span), scope))
+        else:
+            raise TypeError(f"an agent returns a number, None or spans; got a list with a {type(span).__name__}")
+
+
+def root_span(scope: Scope, name: str, outcome: Outcome, start_ns: int, end_ns: int) -> Span:
+    """The span of the whole attempt; carries what the agent raised."""
+    facts: dict[str, object] = {semconv.KIND: "rollout"}
+    if outcome.error is not None:
+        facts |= exception_attributes(outcome.error)
+    return make_span(
+        scope,
+        name,
+        facts,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        span_id=scope.root_id,
+        status="ok" if outcome.status == "succeeded" else "error",
+        message=text_of(outcome.error) if outcome.error is not None else (outcome.reason or ""),
+    )
+
+
+def of_order(status: EndStatus, reason: str) -> Outcome:
+    """An end that the agent did not choose: timeout, cancelled, returned."""
+    return Outcome(status, None, reason, status, CLASS_OF[status])
+
+
+def end_marker(assignment: Assignment, task: Task, outcome: Outcome, worker_id: str, now_ns: int) -> AttemptEnd:
+    """The end marker; its counts are filled in by the spool."""
+    return AttemptEnd(
+        status=outcome.status,
+        end_ns=now_ns,
+        reason=None if outcome.reason is None else attrs.clean(outcome.reason),
+        error_type=outcome.error_type,
+        failure_class=outcome.failure_class,
+        context=attempt_context(assignment, task, worker_id),
+        final=is_final(
+            task,
+            assignment.attempt_number,
+            outcome.status,
+            failure_class=outcome.failure_class,
+            error_type=outcome.error_type,
+        ),
+    )
+
+
+def attempt_context(assignment: Assignment, task: Task, worker_id: str) -> AttemptContext:
+    """What readers of trajectories need of the task, copied so that no join is needed."""
+    return AttemptContext(
+        run_id=task.run_id,
+        group_id=task.group_id,
+        sample=task.sample,
+        group_size=task.group_size,
+        mode=task.mode,
+        pins=assignment.pins,
+        credit=task.credit,
+        failure_reward=task.limits.failure_reward,
+        await_rewards=task.await_rewards,
+        reward_deadline_s=task.reward_deadline_s,
+        data_id=task.data_id,
+        data_source=task.data_source,
+        attempt_number=assignment.attempt_number,
+        worker_id=worker_id,
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what led to it; agents wrap what their client raised."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _http_status(error: BaseException) -> int | None:
+    found = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return found if isinstance(found, int) else None
+
+
+def _is_overflow(error: BaseException) -> bool:
+    return _http_status(error) == _BAD_REQUEST and any(w in text_of(error).lower() for w in _OVERFLOW_WORDS)
+
+
+def _is_engine(error: BaseException, gateway_url: str) -> bool:
+    if not _url(error).startswith(gateway_url.rstrip("/")):
+        return False
+    status = _http_status(error)
+    return status >= _SERVER_ERROR if status is not None else type(error).__name__ in _NO_ANSWER
+
+
+def _url(error: BaseException) -> str:
+    """Where a client error's request went; looked up past properties, which raise where there was no request."""
+    for holder in (error, getattr(error, "response", None)):
+        fields = cast("dict[str, object]", getattr(holder, "__dict__", {}))
+        request = fields.get("request") or fields.get("_request")
+        if request is not None:
+            return str(getattr(request, "url", ""))
+    return ""

@@ -1,0 +1,185 @@
+"""OpenTelemetry spans into attempts: whatever instrumentation a process has, its spans land in the attempt they ran in.
+
+    span starts ─ whose context? else whose trace? else whose baggage or resource? ─▶ Scope ─ span ends ─▶ its sink
+
+Spans of ours and OpenTelemetry's nest in each other: once installed, OpenTelemetry's context holds the open span.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from weakref import WeakSet
+
+from opentelemetry import baggage, trace
+from opentelemetry import context as otel
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as OtelSpan
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, Link, NonRecordingSpan, SpanContext, TraceFlags
+
+from ..schemas import semconv
+from ..schemas.records import Span
+from ..schemas.spans import SpanKind, SpanStatus
+from . import attributes as attrs
+from . import context
+from .context import Scope
+
+log = logging.getLogger(__name__)
+
+# Spans that were started and never ended; beyond it the oldest are forgotten.
+MAX_OPEN = 100_000
+KINDS: dict[trace.SpanKind, SpanKind] = {
+    trace.SpanKind.INTERNAL: "internal",
+    trace.SpanKind.SERVER: "server",
+    trace.SpanKind.CLIENT: "client",
+    trace.SpanKind.PRODUCER: "producer",
+    trace.SpanKind.CONSUMER: "consumer",
+}
+STATUSES: dict[trace.StatusCode, SpanStatus] = {
+    trace.StatusCode.UNSET: "unset",
+    trace.StatusCode.OK: "ok",
+    trace.StatusCode.ERROR: "error",
+}
+
+
+def install(provider: TracerProvider | None = None) -> TracerProvider:
+    """Adds our processor to a provider, by default the global one, which is made if there is none. Once is enough."""
+    provider = provider or _global_provider()
+    if provider not in _installed:
+        _installed.add(provider)
+        provider.add_span_processor(_processor)
+        context.use_ambient(_ambient)
+    return provider
+
+
+def _global_provider() -> TracerProvider:
+    found = trace.get_tracer_provider()
+    if isinstance(found, TracerProvider):
+        return found
+    limits = SpanLimits(
+        max_span_attributes=attrs.MAX_ATTRIBUTES,
+        max_links=attrs.MAX_ATTRIBUTES,
+        max_events=attrs.MAX_ATTRIBUTES,
+    )
+    made = TracerProvider(span_limits=limits)
+    trace.set_tracer_provider(made)
+    return made
+
+
+class AttemptProcessor(SpanProcessor):
+    """Gives each ended span to the attempt that it was started in; others are counted and left alone."""
+
+    def __init__(self) -> None:
+        self.foreign = 0  # ended spans of no attempt
+        self._open: dict[int, Scope] = {}
+
+    def on_start(self, span: OtelSpan, parent_context: otel.Context | None = None) -> None:
+        scope = context.active() or _by_identity(span, parent_context)
+        if scope is not None:
+            if len(self._open) >= MAX_OPEN:
+                self._open.pop(next(iter(self._open)), None)
+            self._open[span.get_span_context().span_id] = scope
+
+    def on_end(self, span: ReadableSpan) -> None:
+        scope = self._open.pop((span.get_span_context() or INVALID_SPAN_CONTEXT).span_id, None)
+        if scope is None:
+            self.foreign += 1
+        else:
+            scope.sink.span(convert(span, scope))
+
+    def owner(self, span_id: int) -> Scope | None:
+        """The attempt of an open span."""
+        return self._open.get(span_id)
+
+
+def _by_identity(span: OtelSpan, parent_context: otel.Context | None) -> Scope | None:
+    found = context.of_trace(trace.format_trace_id(span.get_span_context().trace_id))
+    if found is not None:
+        return found
+    named = baggage.get_baggage(semconv.ATTEMPT_ID, parent_context) or span.resource.attributes.get(semconv.ATTEMPT_ID)
+    return context.of_trace(context.trace_of(named)) if isinstance(named, str) else None
+
+
+class OtelAmbient:
+    """Keeps the open span in OpenTelemetry's context, where instrumentation looks for its parent."""
+
+    def current(self, scope: Scope) -> str | None:
+        found = trace.get_current_span().get_span_context()
+        if not found.is_valid:
+            return None
+        own = trace.format_trace_id(found.trace_id) == scope.trace_id or _processor.owner(found.span_id) is scope
+        return trace.format_span_id(found.span_id) if own else None
+
+    def enter(self, scope: Scope, span_id: str) -> object:
+        before = otel.get_current()
+        here = SpanContext(int(scope.trace_id, 16), int(span_id, 16), False, TraceFlags(TraceFlags.SAMPLED))
+        otel.attach(trace.set_span_in_context(NonRecordingSpan(here), before))
+        return before
+
+    def leave(self, token: object) -> None:
+        # attach, not detach: a generator may be closed in another context than the one it was started in
+        otel.attach(token)  # pyright: ignore[reportArgumentType] - what enter returned
+
+
+def convert(span: ReadableSpan, scope: Scope) -> Span:
+    """An OpenTelemetry span as our record, numbered in its attempt's sequence."""
+    own, at = span.get_span_context() or INVALID_SPAN_CONTEXT, span.instrumentation_scope
+    attributes, over = attrs.encode(span.attributes)
+    events, events_over = attrs.encode_list(_events(span.events))
+    links, links_over = attrs.encode_list(_links(span.links))
+    return Span(
+        trace_id=trace.format_trace_id(own.trace_id),
+        span_id=trace.format_span_id(own.span_id),
+        name=attrs.clean(span.name),
+        start_ns=span.start_time or 0,
+        parent_span_id=trace.format_span_id(span.parent.span_id) if span.parent else None,
+        trace_state=own.trace_state.to_header(),
+        sequence=scope.sequence(),
+        kind=KINDS[span.kind],
+        scope_name=at.name if at else "",
+        scope_version=(at.version if at else None) or "",
+        end_ns=span.end_time,
+        status=STATUSES[span.status.status_code],
+        status_message=attrs.clean(span.status.description or ""),
+        attributes=attributes,
+        events=events,
+        links=links,
+        resource=_resources.text(span.resource),
+        dropped_attributes=span.dropped_attributes + over,
+        dropped_events=span.dropped_events + events_over,
+        dropped_links=span.dropped_links + links_over,
+        flags=int(own.trace_flags),
+    )
+
+
+def _events(events: Iterable[Event]) -> Iterable[dict[str, object]]:
+    return ({"name": e.name, "time_ns": e.timestamp, "attributes": e.attributes} for e in events)
+
+
+def _links(links: Iterable[Link]) -> Iterable[dict[str, object]]:
+    for link in links:
+        yield {
+            "trace_id": trace.format_trace_id(link.context.trace_id),
+            "span_id": trace.format_span_id(link.context.span_id),
+            "attributes": link.attributes,
+        }
+
+
+class _Resources:
+    """The JSON of the resource last seen: a process nearly always has one."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Resource | None, str] = (None, "{}")
+
+    def text(self, resource: Resource) -> str:
+        last = self._last
+        if last[0] is not resource:
+            last = self._last = (resource, attrs.encode(resource.attributes)[0])
+        return last[1]
+
+
+_processor = AttemptProcessor()
+_ambient = OtelAmbient()
+_resources = _Resources()
+_installed: WeakSet[TracerProvider] = WeakSet()
