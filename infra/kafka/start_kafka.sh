@@ -10,7 +10,7 @@ mkdir -p "$DIR"; DIR=$(cd "$DIR" && pwd)
 listens() { (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; }
 alive() {
   [ -s "$DIR/pid" ] || return 1
-  case "$(ps -o args= -p "$(cat "$DIR/pid")" 2>/dev/null)" in *"kafka.Kafka $DIR/server.properties") ;; *) return 1 ;; esac
+  case "$(ps -ww -o args= -p "$(cat "$DIR/pid")" 2>/dev/null)" in *"kafka.Kafka $DIR/server.properties") ;; *) return 1 ;; esac
 }
 
 if alive && listens; then exit 0; fi

@@ -13,7 +13,7 @@ answers() {
 }
 alive() {
   [ -s "$DIR/pid" ] || return 1
-  case "$(ps -o args= -p "$(cat "$DIR/pid")" 2>/dev/null)" in *"quarkus.http.port=$PORT "*) ;; *) return 1 ;; esac
+  case "$(ps -ww -o args= -p "$(cat "$DIR/pid")" 2>/dev/null)" in *"quarkus.http.port=$PORT "*) ;; *) return 1 ;; esac
 }
 
 if alive && answers; then exit 0; fi

@@ -5,7 +5,7 @@ DIR=${1:?folder}
 if [ -s "$DIR/pid" ]; then
   PID=$(cat "$DIR/pid")
   # The pid may belong to another process by now: only what was started here is ended.
-  ours() { case "$(ps -o args= -p "$PID" 2>/dev/null)" in *"kafka.Kafka "* | *apicurio-registry*) ;; *) return 1 ;; esac; }
+  ours() { case "$(ps -ww -o args= -p "$PID" 2>/dev/null)" in *"kafka.Kafka "* | *apicurio-registry*) ;; *) return 1 ;; esac; }
   if ours; then
     kill "$PID" 2>/dev/null || true
     for _ in $(seq 100); do ours || break; sleep 0.1; done
