@@ -1,6 +1,6 @@
 """spanloop: train agents from the events they emit.
 
-    from spanloop import rollout, emit_reward
+from spanloop import emit_reward, rollout
 
 Names are loaded when first used, so that an agent's process pays only for what it needs.
 """
@@ -12,33 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spanloop.infra.settings import Settings
-    from spanloop.producers.agent import LLM, rollout
-    from spanloop.producers.emit import (
+    from spanloop.producers import (
+        LLM,
+        PromptTemplate,
         emit_annotation,
         emit_exception,
         emit_message,
         emit_object,
         emit_reward,
+        llm_rollout,
         operation,
+        prompt_rollout,
+        rollout,
     )
     from spanloop.producers.worker import WorkerService
-
-_WHERE = {
-    "LLM": "producers.agent",
-    "Settings": "infra.settings",
-    "WorkerService": "producers.worker",
-    "emit_annotation": "producers.emit",
-    "emit_exception": "producers.emit",
-    "emit_message": "producers.emit",
-    "emit_object": "producers.emit",
-    "emit_reward": "producers.emit",
-    "operation": "producers.emit",
-    "rollout": "producers.agent",
-}
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "PromptTemplate",
     "Settings",
     "WorkerService",
     "__version__",
@@ -47,12 +39,15 @@ __all__ = [
     "emit_message",
     "emit_object",
     "emit_reward",
+    "llm_rollout",
     "operation",
+    "prompt_rollout",
     "rollout",
 ]
+ELSEWHERE = {"Settings": "spanloop.infra.settings", "WorkerService": "spanloop.producers.worker"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in __all__:
         raise AttributeError(f"module 'spanloop' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"spanloop.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(ELSEWHERE.get(name, "spanloop.producers")), name)

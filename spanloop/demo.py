@@ -13,6 +13,7 @@ agent reaches the model only through the gateway.
 from __future__ import annotations
 
 import random
+import signal
 import socket
 import time
 from contextlib import ExitStack
@@ -34,7 +35,7 @@ from spanloop.trainer.config import TrainerConfig
 
 RUN = "demo"
 POLICY = "policy"
-AGENT = "examples.lookup_agent:lookup"
+AGENT = f"{Path(__file__).parent.parent / 'examples' / 'lookup_agent.py'}:lookup"
 GROUP_SIZE = 8
 GROUPS_PER_BATCH = 8
 BATCH = GROUP_SIZE * GROUPS_PER_BATCH
@@ -42,7 +43,6 @@ MAX_STALENESS = 4
 # Two batches on their way while one is trained on: the trainer seldom waits and staleness stays near 2.
 CREDIT = 3 * BATCH
 SLOTS = 24
-WARM_STEPS = 300
 KEYS = "0123456789"
 # Rollouts are short; an attempt that takes longer is stuck.
 LIMITS = Limits(max_attempts=2, timeout_s=60.0, unresponsive_s=15.0, claim_s=10.0)
@@ -55,6 +55,7 @@ class DemoConfig:
 
     seed: int = 0
     rollouts: int = 3584
+    warm_steps: int = 300
     home: Path | None = None
     report: Path | None = None
     control: str | None = None
@@ -67,8 +68,11 @@ class DemoConfig:
         return max(1, self.rollouts // BATCH)
 
 
-def run_demo(config: DemoConfig) -> None:
-    """Runs it, prints what came of it and writes the report. Ctrl-C stops it cleanly with the folder readable."""
+def run_demo(config: DemoConfig) -> int:
+    """Runs it, prints what came of it and writes the report; returns the exit status.
+
+    Ctrl-C stops it cleanly, with everything flushed and the folder readable, and the status is that of SIGINT.
+    """
     console = Console()
     home = (config.home or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
     home.mkdir(parents=True, exist_ok=True)
@@ -76,16 +80,17 @@ def run_demo(config: DemoConfig) -> None:
     with ExitStack() as stack:
         settings, monitor, interrupted = train(config, home, console, stack)
         finish(config, home, settings, monitor, console, interrupted=interrupted)
+    return 128 + signal.SIGINT if interrupted else 0
 
 
 def train(config: DemoConfig, home: Path, console: Console, stack: ExitStack) -> tuple[Settings, Monitor, bool]:
     """The loop, from a fresh policy to the last step. Returns the settings, what was seen, and whether it was cut."""
     with console.status("starting broker, registry and ClickHouse"):
         services = stack.enter_context(EmbeddedStack(home, kafka=config.kafka))
-    with console.status(f"making a policy and warming it up on half-right demonstrations ({WARM_STEPS} steps)"):
+    with console.status(f"making a policy and warming it up on half-right demonstrations ({config.warm_steps} steps)"):
         policy = home / "policy"
         tiny.make_policy(policy, config.seed)
-        tiny.warm_start(policy, config.seed, steps=WARM_STEPS)
+        tiny.warm_start(policy, config.seed, steps=config.warm_steps)
     port = free_port()
     settings = services.settings.with_(gateway_url=f"http://127.0.0.1:{port}")
     trainer = trainer_config(config, home)

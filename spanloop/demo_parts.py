@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from types import TracebackType
 
-from spanloop.cli import load
 from spanloop.consumers.export import ExportService
 from spanloop.consumers.sink import SinkService
 from spanloop.infra.engine_process import EngineProcess
 from spanloop.infra.settings import Settings
 from spanloop.parts import Processes, Threads
+from spanloop.producers.agent import resolve
 from spanloop.producers.worker import WorkerService
 from spanloop.streams.app import AssemblerService
 from spanloop.streams.controller_shell import ControllerService
@@ -63,7 +63,7 @@ class Running:
         self._threads.start("assembler", AssemblerService(settings))
         self._threads.start("trainer", TrainerService(settings, plan.trainer))
         self._threads.start("loader", LoaderService(settings, self._engine.url, policy, verify=not plan.frozen))
-        self._threads.start("worker", WorkerService(settings, load(plan.agent), slots=plan.slots, name="demo"))
+        self._threads.start("worker", WorkerService(settings, resolve(plan.agent), slots=plan.slots, name="demo"))
 
     def _start_processes(self, plan: Plan) -> None:
         config = plan.home / "trainer.toml"

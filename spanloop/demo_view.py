@@ -21,11 +21,10 @@ from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import Unavailable
 from spanloop.schemas.records import Decision, Resource, Trajectory
 from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import DEAD_LETTERS, DECISIONS, RESOURCES, TRAJECTORIES, Topic
+from spanloop.schemas.topics import DEAD_LETTERS, DECISIONS, RESOURCES, REWARDS, SPANS, TRAJECTORIES, Topic
 from spanloop.streams.app import GROUP as ASSEMBLER_GROUP
 from spanloop.streams.controller_shell import GROUP as CONTROLLER_GROUP
 from spanloop.streams.controller_shell import INPUTS as CONTROLLER_TOPICS
-from spanloop.schemas.topics import REWARDS, SPANS
 
 WINDOW = 100
 LAG_EVERY_S = 2.0

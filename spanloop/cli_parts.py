@@ -1,0 +1,132 @@
+"""Commands that start something: the stack, and each long-lived part as this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spanloop.cli import app, out, settings_of
+from spanloop.parts import Together, run_until_signalled
+from spanloop.schemas.errors import ConfigError
+
+
+@app.command()
+def init(context: typer.Context) -> None:
+    """Create topics, subjects and tables; may be run again."""
+    from spanloop.infra import admin, clickhouse
+
+    settings = settings_of(context, "bootstrap", "registry_url")
+    ids = admin.init(settings)
+    out.print(f"{len(ids)} topics and subjects are ready under {settings.prefix!r}")
+    if settings.clickhouse_url:
+        clickhouse.migrate(clickhouse.connect(settings), settings.clickhouse_database)
+        out.print(f"tables are ready in {settings.clickhouse_database!r}")
+    else:
+        out.print("no tables: clickhouse_url is not set")
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    home: Annotated[Path, typer.Option(help="Folder for its data.")] = Path("runs/up"),
+    kafka: Annotated[
+        bool, typer.Option(help="A real Kafka broker and registry (Java 17) instead of the twins.")
+    ] = False,
+) -> None:
+    """Start broker, registry and ClickHouse on this machine; prints addresses that other processes can use."""
+    from spanloop.infra.stack import serve
+
+    serve(home, kafka=kafka, prefix=settings_of(context).prefix)
+
+
+@app.command()
+def streams(
+    context: typer.Context,
+    only: Annotated[str | None, typer.Option(help="controller or assembler; default both.")] = None,
+) -> None:
+    """Run the controller and the assembler."""
+    from spanloop.streams.app import AssemblerService
+    from spanloop.streams.controller_shell import ControllerService
+
+    settings = settings_of(context, "bootstrap", "registry_url")
+    parts = {"controller": ControllerService, "assembler": AssemblerService}
+    if only is not None and only not in parts:
+        raise ConfigError(f"--only {only}: expected controller or assembler")
+    run_until_signalled(Together({name: part(settings) for name, part in parts.items() if only in (None, name)}))
+
+
+@app.command()
+def sink(context: typer.Context) -> None:
+    """Write every topic to ClickHouse."""
+    from spanloop.consumers.sink import SinkService
+
+    run_until_signalled(SinkService(settings_of(context, "bootstrap", "registry_url", "clickhouse_url")))
+
+
+@app.command()
+def gateway(
+    context: typer.Context,
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option()] = 8700,
+    upstream: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible base URL; default: engines that report.")
+    ] = None,
+) -> None:
+    """Serve agents' model calls and record them."""
+    from spanloop.producers.gateway import GatewayService
+
+    settings = settings_of(context, "bootstrap", "registry_url")
+    run_until_signalled(GatewayService(settings, host=host, port=port, upstream_url=upstream))
+
+
+@app.command()
+def worker(
+    context: typer.Context,
+    agent: Annotated[str, typer.Argument(help="module:function of a rollout.")],
+    slots: Annotated[int, typer.Option(help="Attempts at once.")] = 8,
+    name: Annotated[str, typer.Option(help="A stable label.")] = "",
+    label: Annotated[list[str] | None, typer.Option(help="What it offers; repeatable.")] = None,
+) -> None:
+    """Run an agent for each assignment."""
+    from spanloop.producers.agent import resolve
+    from spanloop.producers.worker import WorkerService
+
+    settings = settings_of(context, "bootstrap", "registry_url", "gateway_url")
+    run_until_signalled(WorkerService(settings, resolve(agent), slots=slots, name=name, labels=label or ()))
+
+
+@app.command()
+def engine(
+    context: typer.Context,
+    policy: Annotated[str, typer.Option(help="Policy whose versions it serves.")] = "policy",
+    model: Annotated[Path | None, typer.Option(help="Hugging Face folder: starts the embedded engine on it.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running engine with vLLM's routes instead.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the embedded engine's sampling.")] = 0,
+    frozen: Annotated[bool, typer.Option(help="Control: acknowledges new weights but keeps the old ones.")] = False,
+) -> None:
+    """Serve a policy and load each new version of it."""
+    from spanloop.infra.engine_process import EngineProcess
+    from spanloop.trainer.loader import LoaderService
+
+    settings = settings_of(context, "bootstrap", "registry_url")
+    if (model is None) == (url is None):
+        raise ConfigError("give either --model (starts the embedded engine) or --url (a running one)")
+    if model is None:
+        run_until_signalled(LoaderService(settings, str(url), policy))
+        return
+    with EngineProcess(model, served_model_name=policy, frozen=frozen, seed=seed) as process:
+        run_until_signalled(LoaderService(settings, process.url, policy, verify=not frozen))
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(help="TOML file with the fields of TrainerConfig.")],
+) -> None:
+    """Train on trajectories and publish new policy versions."""
+    from spanloop.trainer.config import load_config
+    from spanloop.trainer.loop import TrainerService
+
+    run_until_signalled(TrainerService(settings_of(context, "bootstrap", "registry_url"), load_config(config)))
