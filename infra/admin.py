@@ -10,9 +10,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from ..schemas.errors import ConfigError, Unavailable
+from ..schemas.errors import ConfigError
 from ..schemas.topics import ASSEMBLIES, REWARDS, SPANS, TOPICS, Topic
-from .kafka import METADATA_TIMEOUT_S, admin, partitions
+from .kafka_config import METADATA_TIMEOUT_S, admin, no_broker, partitions
 from .registry import Registry, register_all
 from .settings import Settings
 
@@ -52,29 +52,23 @@ def counts(settings: Settings, client: AdminClient | None = None) -> dict[str, i
     try:
         found = (client or admin(settings)).list_topics(timeout=METADATA_TIMEOUT_S).topics
     except KafkaException as error:
-        raise Unavailable(
-            f"no Kafka broker answers at {settings.bootstrap} within {METADATA_TIMEOUT_S:g} s; is it running? "
-            "(`spanloop up` starts an embedded one)"
-        ) from error
+        raise no_broker(settings, METADATA_TIMEOUT_S) from error
     full = {t.full(settings.prefix): t.name for t in TOPICS.values()}
     return {full[name]: len(topic.partitions) for name, topic in found.items() if name in full}
 
 
 def problems(settings: Settings, there: Mapping[str, int]) -> list[str]:
     """What existing partition counts have against the settings; empty = nothing."""
-    out: list[str] = []
     together = {t.name: there[t.name] for t in TOGETHER if t.name in there}
     if len(set(together.values())) > 1:
-        listed = ", ".join(f"{name!r} {n}" for name, n in together.items())
-        first, *rest = listed.split(", ")
-        name, n = first.rsplit(" ", 1)
-        out.append(f"topic {name} has {n} partitions, {', '.join(rest)}: they must match; {_remedy(settings)}")
-        return out
-    for name, have in there.items():
-        want = partitions(settings, TOPICS[name])
-        if have != want:
-            out.append(f"topic {name!r} has {have} partitions, expected {want}; {_remedy(settings)}")
-    return out
+        (name, count), *others = together.items()
+        rest = ", ".join(f"{other!r} {n}" for other, n in others)
+        return [f"topic {name!r} has {count} partitions, {rest}: they must match; {_remedy(settings)}"]
+    return [
+        f"topic {name!r} has {have} partitions, expected {want}; {_remedy(settings)}"
+        for name, have in there.items()
+        if have != (want := partitions(settings, TOPICS[name]))
+    ]
 
 
 def _remedy(settings: Settings) -> str:

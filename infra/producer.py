@@ -21,7 +21,7 @@ from confluent_kafka import Producer as KafkaProducer
 from ..schemas.errors import BackPressure, DeliveryFailed, MissingKey, RecordTooLarge
 from ..schemas.serde import Encoder
 from ..schemas.topics import BY_RECORD, DEAD_LETTER_MAX_BYTES, Record, Topic, key_of
-from .kafka import Names, common_config
+from .kafka_config import Names, common_config
 from .registry import encoder
 from .settings import Settings
 

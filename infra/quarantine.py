@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..schemas.errors import InvalidRecord, TooManyDeadLetters
 from ..schemas.records import DeadLetter
 from .clock import Clock, SystemClock
-from .kafka import Message
+from .message import Message
 from .producer import Producer
 
 
