@@ -27,7 +27,8 @@ MAX_VALUE_BYTES = 768 << 10
 MAX_SPAN_BYTES = 8 << 20
 # Well over OpenTelemetry's 128, which loses the oldest keys of a long conversation; what is over is counted.
 MAX_ATTRIBUTES = 1024
-MAX_DEPTH = 32  # nested deeper than this, a value becomes its repr
+MAX_DEPTH = 32  # containers nested deeper than this are only named
+MAX_NODES = 100_000  # containers looked at in one value; a hundred thousand take a tenth of a second
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _SEQUENCES = (list, tuple)
@@ -91,42 +92,53 @@ def safe_repr(value: object) -> str:
         return object.__repr__(value)
 
 
-def simplify(value: object, depth: int = 0) -> Json:
+def simplify(value: object) -> Json:
     """A value as what JSON knows; sets become lists, dataclasses and models their fields, anything else its repr."""
-    kind = type(value)
-    if kind is float:
-        return _finite(cast("float", value))
-    if kind in (bool, int, type(None)):
-        return value
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode("utf-8", "replace")
-    if isinstance(value, (bool, int)):
-        return int(value)
-    if isinstance(value, float):
-        return _finite(float(value))
-    if depth >= MAX_DEPTH:
-        return f"<{kind.__name__} nested deeper than {MAX_DEPTH}>"
-    return _container(value, depth + 1)
+    return _Simplifier().of(value, 0)
 
 
-def _container(value: object, depth: int) -> Json:
-    if isinstance(value, Mapping):
-        items = cast("Mapping[object, object]", value).items()
-        return {_key(k): simplify(v, depth) for k, v in items}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [simplify(v, depth) for v in cast("Iterable[object]", value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: simplify(getattr(value, f.name, None), depth) for f in dataclasses.fields(value)}
-    fields = getattr(type(value), "model_fields", None)  # pydantic, without importing it
-    if isinstance(fields, dict):
-        return {_key(k): simplify(getattr(value, str(k), None), depth) for k in cast("dict[object, object]", fields)}
-    return safe_repr(value)
+class _Simplifier:
+    """One value's conversion, with a bound on how much is looked at: circles and shared parts may unfold for ever."""
 
+    def __init__(self) -> None:
+        self.left = MAX_NODES
 
-def _key(key: object) -> str:
-    return clean(key) if isinstance(key, str) else str(simplify(key, MAX_DEPTH))
+    def of(self, value: object, depth: int) -> Json:
+        kind = type(value)
+        if kind is float:
+            return _finite(cast("float", value))
+        if kind in (bool, int, type(None)):
+            return value
+        if isinstance(value, str):
+            return clean(value)
+        if isinstance(value, (bytes, bytearray)):
+            return bytes(value).decode("utf-8", "replace")
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return _finite(float(value))
+        self.left -= 1
+        if depth >= MAX_DEPTH or self.left < 0:
+            return f"<{kind.__name__} nested too deep>"
+        return self.container(value, depth + 1)
+
+    def container(self, value: object, depth: int) -> Json:
+        if isinstance(value, Mapping):
+            # list(): another thread may change a dict meanwhile
+            items = list(cast("Mapping[object, object]", value).items())
+            return {self.key(k): self.of(v, depth) for k, v in items}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [self.of(v, depth) for v in cast("Iterable[object]", value)]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: self.of(getattr(value, f.name, None), depth) for f in dataclasses.fields(value)}
+        fields = getattr(type(value), "model_fields", None)  # pydantic, without importing it
+        if isinstance(fields, dict):
+            names = map(str, cast("dict[object, object]", fields))
+            return {name: self.of(getattr(value, name, None), depth) for name in names}
+        return safe_repr(value)
+
+    def key(self, key: object) -> str:
+        return clean(key) if isinstance(key, str) else str(self.of(key, MAX_DEPTH))
 
 
 def _finite(value: float) -> float | str:

@@ -1,6 +1,6 @@
 """OpenTelemetry spans into attempts: whatever instrumentation a process has, its spans land in the attempt they ran in.
 
-    span starts ─ whose context? else whose trace? else whose baggage or resource? ─▶ Scope ─ span ends ─▶ its sink
+    span starts ─ whose context? parent? trace? baggage or resource? ─▶ Scope ─ span ends ─▶ its sink
 
 Spans of ours and OpenTelemetry's nest in each other: once installed, OpenTelemetry's context holds the open span.
 """
@@ -94,7 +94,9 @@ class AttemptProcessor(SpanProcessor):
 
 
 def _by_identity(span: OtelSpan, parent_context: otel.Context | None) -> Scope | None:
-    found = context.of_trace(trace.format_trace_id(span.get_span_context().trace_id))
+    parent = trace.get_current_span(parent_context).get_span_context()
+    trace_id = trace.format_trace_id(span.get_span_context().trace_id)
+    found = _processor.owner(parent.span_id) or context.of_trace(trace_id)
     if found is not None:
         return found
     named = baggage.get_baggage(semconv.ATTEMPT_ID, parent_context) or span.resource.attributes.get(semconv.ATTEMPT_ID)

@@ -1,0 +1,82 @@
+"""What the SDK's and the worker's tests share: a producer in memory, a spool on it, waiting for a condition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from spanloop.infra.producer import Ack
+from spanloop.producers.spool import Spool
+from spanloop.schemas.errors import BackPressure, DeliveryFailed
+from spanloop.schemas.records import Reward, Span, SpanBatch
+
+OnDelivery = Callable[[DeliveryFailed | None, Ack | None], None]
+
+
+@dataclass
+class FakeSender:
+    """A `spool.Sender` that keeps what it gets; with `hold` it acknowledges nothing until `release`."""
+
+    records: list[SpanBatch | Reward] = field(default_factory=list[SpanBatch | Reward])
+    held: list[OnDelivery] = field(default_factory=list[OnDelivery])
+    hold: bool = False
+    full: bool = False
+    fail: bool = False
+
+    def send(self, record: SpanBatch | Reward, *, on_delivery: OnDelivery | None = None) -> None:
+        if self.full:
+            raise BackPressure("full")
+        self.records.append(record)
+        assert on_delivery is not None
+        if self.hold:
+            self.held.append(on_delivery)
+        else:
+            self._settle(on_delivery)
+
+    def release(self) -> None:
+        self.hold = False
+        while self.held:
+            self._settle(self.held.pop(0))
+
+    def _settle(self, on_delivery: OnDelivery) -> None:
+        if self.fail:
+            on_delivery(DeliveryFailed("lost"), None)
+        else:
+            on_delivery(None, Ack(0, len(self.records)))
+
+    @property
+    def batches(self) -> list[SpanBatch]:
+        return [r for r in self.records if isinstance(r, SpanBatch)]
+
+    @property
+    def rewards(self) -> list[Reward]:
+        return [r for r in self.records if isinstance(r, Reward)]
+
+    @property
+    def spans(self) -> list[Span]:
+        return [span for batch in self.batches for span in batch.spans]
+
+    def end_of(self, attempt_id: str) -> SpanBatch | None:
+        return next((b for b in self.batches if b.attempt_id == attempt_id and b.end is not None), None)
+
+
+@contextmanager
+def spool_of(
+    sender: FakeSender, *, linger_s: float = 0.05, max_pending: int = 100_000, max_block_s: float = 5.0
+) -> Generator[Spool]:
+    """A spool that is closed behind the block."""
+    spool = Spool(sender, producer_id="p", linger_s=linger_s, max_pending=max_pending, max_block_s=max_block_s)
+    try:
+        yield spool
+    finally:
+        spool.close(1.0)
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Waits for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.002)
