@@ -85,7 +85,7 @@ class ControllerService:
         try:
             while not stop.is_set():
                 self._turn(stop)
-        except Unavailable as error:
+        except (Unavailable, KafkaException) as error:  # the latter from the group's own calls in a rebalance
             self._lost_terms += 1
             if self._lost_terms >= MAX_LOST_TERMS:
                 raise

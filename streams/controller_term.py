@@ -13,7 +13,7 @@ from confluent_kafka import Producer as KafkaProducer
 
 from ..infra.clock import Clock
 from ..infra.kafka import Names, Position
-from ..infra.producer import Ack, OnDelivery, Producer
+from ..infra.producer import Ack, OnDelivery, Producer, producer_config
 from ..infra.settings import Settings
 from ..schemas.errors import DeliveryFailed, Fenced, SpanloopError, Unavailable
 from ..schemas.records import Assignment, SpanBatch
@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 TRANSACTION_TIMEOUT_S = 30.0
 RETRY_PAUSE_S = 0.05
+# The broker ends a transaction in the background and answers "again" to the next until it has: at the default pause of
+# 100 ms that would be the latency of every second assignment. A transaction is flushed at once, so nothing lingers.
+QUICK: dict[str, int] = {"retry.backoff.ms": 2, "linger.ms": 0}
 FENCED = frozenset(
     {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}  # pyright: ignore[reportPrivateUsage]  # how confluent names client-side codes
 )
@@ -51,8 +54,9 @@ class Term:
         self._names = Names(settings.prefix)
         self._clock = clock
         self._ends = ends
-        self._producer = Producer(settings, "controller", transactional_id=transactional_id(settings), encode=encode)
-        self._client: KafkaProducer = self._producer.client
+        config = producer_config(settings, "controller", transactional_id(settings))
+        self._client = KafkaProducer(config | QUICK)
+        self._producer = Producer(settings, "controller", encode=encode, client=self._client)
         self._placed: deque[Placed] = deque()
         self.state = ControllerState(policy=policy)
         self._call(lambda: self._client.init_transactions(TRANSACTION_TIMEOUT_S), "init_transactions")

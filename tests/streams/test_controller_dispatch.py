@@ -1,0 +1,274 @@
+"""Who gets what next: slots, fairness, priority, groups, credit, pins, labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from spanloop.schemas.records import Assignment, Attempt, Decision, Resource, Rollout, SpanBatch, Task, Worker
+from spanloop.streams.controller import ControllerState, Event, Out, Placed, Tick, load, recover, settle, step
+
+T0 = 1_760_000_000_000_000_000
+SECOND = 1_000_000_000
+
+
+@dataclass
+class Play:
+    """A controller at a time that moves only when told to."""
+
+    state: ControllerState = field(default_factory=ControllerState)
+    now: int = T0
+    out: list[Out] = field(default_factory=list[Out])
+    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
+    attempts: dict[str, str] = field(default_factory=dict[str, str])  # rollout -> its latest attempt
+
+    def do(self, *events: Event) -> list[str]:
+        """One batch of events; the rollouts given out, in order."""
+        self.out = [r for e in (*events, Tick()) for r in step(self.state, e, self.now)]
+        self.rollouts |= {r.rollout_id: r for r in self.out if isinstance(r, Rollout)}
+        given = [r for r in self.out if isinstance(r, Assignment) and r.action == "run" and r.task]
+        self.attempts |= {r.task.rollout_id: r.attempt_id for r in given if r.task}
+        return [r.task.rollout_id for r in given if r.task]
+
+    def orders(self) -> list[Assignment]:
+        return [r for r in self.out if isinstance(r, Assignment) and r.action == "run"]
+
+    def finish(self, *rollout_ids: str) -> list[str]:
+        return self.do(*(Attempt(r, self.attempts[r], "ended", outcome="succeeded", final=True) for r in rollout_ids))
+
+
+def worker(slots: int, name: str = "wo-1", *, seen: int = -1, running: tuple[str, ...] = ()) -> Worker:
+    return Worker(name, slots=slots, last_assignment_offset=seen, running=list(running))
+
+
+def tasks(count: int, run: str = "run", **changes: object) -> list[Task]:
+    plain = Task(rollout_id="", run_id=run, mode="val")
+    return [
+        replace(plain, **({"rollout_id": f"{run}-{i}"} | changes))  # pyright: ignore[reportArgumentType]  # names checked by replace
+        for i in range(count)
+    ]
+
+
+def group(name: str, size: int) -> list[Task]:
+    return [Task(f"{name}-{i}", "run", group_id=name, sample=i, group_size=size, mode="train") for i in range(size)]
+
+
+def trainer(credit: int | None, *, alive: bool = True) -> Worker:
+    return Worker("tr-1", role="trainer", run_id="run", credit=credit, alive=alive)
+
+
+def test_no_more_is_given_than_there_are_slots_and_an_end_frees_one_at_once() -> None:
+    play = Play()
+    assert play.do(worker(2), *tasks(4)) == ["run-0", "run-1"]
+    assert play.do() == []
+    assert play.finish("run-1") == ["run-2"]
+    assert play.finish("run-0", "run-2") == ["run-3"]
+
+
+def test_an_old_heartbeat_does_not_free_a_slot_that_was_given_since() -> None:
+    play = Play()
+    play.do(worker(1), *tasks(2))
+    play.do(Placed("wo-1", play.attempts["run-0"], 17))
+    assert play.do(worker(1, seen=16)) == []
+    assert play.do(worker(1, seen=17, running=(play.attempts["run-0"],))) == []
+
+
+def test_a_heartbeat_that_has_seen_an_assignment_and_does_not_run_it_frees_its_slot() -> None:
+    play = Play()
+    play.do(worker(1), *tasks(2))
+    play.do(Placed("wo-1", play.attempts["run-0"], 17))
+    assert play.do(worker(1, seen=17)) == ["run-1"]
+
+
+def test_a_slot_stays_taken_while_the_worker_still_runs_what_the_controller_ended() -> None:
+    play = Play()
+    play.do(worker(1), *tasks(2))
+    first = play.attempts["run-0"]
+    play.do(Placed("wo-1", first, 0), worker(1, seen=0, running=(first,)))
+    play.do(Task("run-0", "run", action="cancel"))
+    assert play.do(Attempt("run-0", first, "ended", outcome="cancelled", final=True)) == []
+    assert play.do(worker(1, seen=0, running=(first,))) == []
+    assert play.do(worker(1, seen=0)) == ["run-1"]
+
+
+def test_an_end_frees_its_slot_though_the_last_heartbeat_still_names_it() -> None:
+    play = Play()
+    play.do(worker(1), *tasks(2))
+    first = play.attempts["run-0"]
+    play.do(Placed("wo-1", first, 0), worker(1, seen=0, running=(first,)))
+    assert play.finish("run-0") == ["run-1"]
+
+
+def test_a_worker_that_says_goodbye_or_has_no_slots_gets_nothing() -> None:
+    assert Play().do(worker(0), *tasks(1)) == []
+    assert Play().do(worker(2), replace(worker(2), alive=False), *tasks(1)) == []
+
+
+def test_a_silent_worker_gets_nothing_until_it_is_heard_again() -> None:
+    play = Play()
+    play.do(worker(1))
+    play.now += 11 * SECOND
+    assert play.do() == []
+    assert play.do(*tasks(1)) == []
+    assert play.do(worker(1)) == ["run-0"]
+
+
+def test_the_worker_with_the_most_free_slots_is_chosen() -> None:
+    play = Play()
+    play.do(worker(3, "small"), worker(5, "large"), *tasks(6))
+    assert [a.worker_id for a in play.orders()] == ["large", "large", "large", "small", "large", "small"]
+
+
+def test_runs_take_turns_by_what_they_have_out() -> None:
+    play = Play()
+    given = play.do(worker(6), *tasks(9, "big"), *tasks(2, "small"))
+    assert given == ["big-0", "small-0", "big-1", "small-1", "big-2", "big-3"]
+
+
+def test_a_late_run_is_served_before_one_that_has_more_out() -> None:
+    play = Play()
+    play.do(worker(3), *tasks(9, "early"))
+    play.do(*tasks(9, "late"))
+    assert play.finish("early-0") == ["late-0"]
+
+
+def test_a_higher_priority_goes_first_then_the_older_one() -> None:
+    play = Play()
+    play.do(*tasks(3), *tasks(1, rollout_id="urgent", priority=1))
+    assert play.do(worker(4)) == ["urgent", "run-0", "run-1", "run-2"]
+
+
+def test_a_groups_members_go_out_together_and_in_order() -> None:
+    play = Play()
+    a, b = group("a", 3), group("b", 3)
+    play.do(a[0], b[2], b[0], a[2], a[1], b[1])
+    assert play.do(worker(9)) == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"]
+
+
+def test_requirements_must_be_among_the_workers_labels() -> None:
+    play = Play()
+    needs = tasks(2, requirements=["gpu"])
+    assert play.do(worker(4), *needs, *tasks(1, "other")) == ["other-0"]
+    assert play.do(Worker("wo-2", slots=1, labels=["gpu", "eu"])) == ["run-0"]
+
+
+def test_credit_bounds_the_train_rollouts_of_groups_that_are_not_closed() -> None:
+    play = Play()
+    play.do(worker(100), trainer(8))
+    assert play.do(*group("a", 4), *group("b", 4), *group("c", 4)) == [f"{g}-{i}" for g in "ab" for i in range(4)]
+    assert play.finish("a-0", "a-1", "a-2", "a-3") == []
+    assert play.do(Decision("tr-1", 1, "run", "a")) == ["c-0", "c-1", "c-2", "c-3"]
+    assert play.do(Decision("tr-1", 1, "run", "a")) == []
+
+
+def test_a_group_that_does_not_fit_the_credit_left_waits_as_a_whole() -> None:
+    play = Play()
+    play.do(worker(100), trainer(6))
+    assert play.do(*group("a", 4), *group("b", 4)) == ["a-0", "a-1", "a-2", "a-3"]
+    assert play.do(Decision("tr-1", 1, "run", "a")) == ["b-0", "b-1", "b-2", "b-3"]
+
+
+def test_a_group_larger_than_the_whole_credit_goes_alone() -> None:
+    play = Play()
+    play.do(worker(100), trainer(2))
+    assert play.do(*group("a", 4), *group("b", 4)) == ["a-0", "a-1", "a-2", "a-3"]
+
+
+def test_members_of_a_started_group_and_other_modes_do_not_wait_for_credit() -> None:
+    play = Play()
+    play.do(worker(2), trainer(4))
+    play.do(*group("a", 4), *group("b", 4), *tasks(1, rollout_id="val-0"))
+    assert set(play.finish("a-0")) == {"a-2"}
+    assert play.do(worker(100)) == ["a-3", "val-0"]
+
+
+def test_a_retry_takes_no_further_credit() -> None:
+    play = Play()
+    play.do(worker(100), trainer(1))
+    task = replace(group("a", 1)[0], limits=replace(Task("", "").limits, max_attempts=2))
+    play.do(task)
+    lost = Attempt("a-0", play.attempts["a-0"], "ended", outcome="unresponsive", failure_class="infra")
+    assert play.do(lost) == ["a-0"]
+
+
+@pytest.mark.parametrize("beat", [trainer(None), trainer(4, alive=False)])
+def test_without_a_bound_or_a_trainer_everything_goes_out(beat: Worker) -> None:
+    play = Play()
+    play.do(worker(100), trainer(4), beat)
+    assert len(play.do(*group("a", 4), *group("b", 4))) == 8
+
+
+def test_no_credit_holds_train_tasks_back() -> None:
+    play = Play()
+    play.do(worker(100), trainer(0))
+    assert play.do(*group("a", 4)) == []
+
+
+def test_credit_counts_across_a_restart_what_was_given_out_and_not_decided() -> None:
+    play = Play()
+    play.do(worker(100), trainer(8), *group("a", 4), *group("b", 4), *group("c", 4))
+    play.finish("a-0", "a-1", "a-2", "a-3")
+    state = ControllerState()
+    for record in play.rollouts.values():
+        load(state, record, play.now)
+    recover(state, 1, play.now)
+    after = Play(state)
+    for beat in (worker(100), trainer(8)):
+        step(state, beat, play.now)
+    settle(state)
+    assert after.do() == []
+    assert after.do(Decision("tr-1", 1, "run", "a")) == ["c-0", "c-1", "c-2", "c-3"]
+
+
+def test_slots_count_across_a_restart_what_was_given_out_and_not_ended() -> None:
+    play = Play()
+    play.do(worker(2), *tasks(3))
+    state = ControllerState()
+    for record in play.rollouts.values():
+        load(state, record, play.now)
+    recover(state, 1, play.now)
+    step(state, worker(2), play.now)
+    settle(state)
+    after = Play(state, attempts=play.attempts)
+    assert after.do() == []
+    assert after.finish("run-0") == ["run-2"]
+
+
+def test_a_null_pin_is_the_newest_version_at_dispatch_and_stays_it() -> None:  # TN-12
+    play = Play()
+    play.do(worker(1), Resource("prompt", 1, "prompt"))
+    play.do(*tasks(1, pins={"prompt": None}))
+    assert [a.pins for a in play.orders()] == [{"prompt": 1}]
+    play.do(Resource("prompt", 2, "prompt"))
+    play.do(Task("run-0", "run", action="cancel"))
+    (marker,) = [r for r in play.out if isinstance(r, SpanBatch)]
+    assert marker.end is not None
+    assert marker.end.context.pins == {"prompt": 1}
+
+
+def test_a_pin_to_what_does_not_exist_yet_is_waited_for_without_holding_others_up() -> None:
+    play = Play()
+    play.do(worker(9), Resource("prompt", 1, "prompt"))
+    waits = tasks(1, pins={"prompt": 3})
+    assert play.do(*waits, *tasks(1, "other")) == ["other-0"]
+    assert play.rollouts["run-0"].reason == "waits for resource 'prompt' version 3"
+    assert play.do(Resource("prompt", 4, "prompt")) == []
+    assert play.do(Resource("prompt", 3, "prompt")) == ["run-0"]
+    assert [a.pins for a in play.orders()] == [{"prompt": 3}]
+
+
+def test_a_policys_pin_is_a_minimum() -> None:
+    play = Play()
+    play.do(worker(9))
+    assert play.do(Resource("policy", 1, "policy"), *tasks(1, pins={"policy": 3})) == []
+    assert play.do(Resource("policy", 5, "policy")) == ["run-0"]
+
+
+def test_ten_thousand_queued_rollouts_cost_a_tick_nothing() -> None:
+    play = Play()
+    play.do(worker(1), *tasks(10_000))
+    bucket = play.state.runs["run"].buckets[frozenset()]
+    before = len(bucket.open)
+    play.finish("run-0")
+    assert before - len(bucket.open) == 1
