@@ -1,106 +1,37 @@
-"""ClickHouse clients, for a server and its embedded twin alike.
+"""ClickHouse, a server or its embedded twin: clients, and the tables of `sql/000N_*.sql`.
 
-    client = connect(settings)
-    client.query("SELECT count() FROM v_spans").result_rows
-
-What a statement does wrong is a `ClickHouseError`; that nobody answers, or not now, is Unavailable.
+client = connect(settings)
+migrate(client, settings.clickhouse_database)
+client.query("SELECT count() FROM v_spans").result_rows
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import clickhouse_connect
-from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
+from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from ..schemas.errors import ConfigError, Unavailable
+from ..schemas.errors import ConfigError
+from .clickhouse_client import Client, Driver, is_not_now, unavailable
 from .settings import Settings
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 300
 DEFAULT_PORTS = {"http": 8123, "https": 8443}
-# Answers that say "not now" rather than "not this": time-out, too many queries, network, memory, read-only table, too
-# many parts, keeper, shutting down. The same statement may succeed later.
-NOT_NOW = {"159", "202", "209", "210", "236", "241", "242", "252", "319", "394", "425", "999"}
-CODE = re.compile(r"Code: (\d+)")
-Parameters = Mapping[str, Any] | None
-
-
-class Result(Protocol):
-    """What a query gave."""
-
-    @property
-    def column_names(self) -> Sequence[str]: ...
-    @property
-    def result_rows(self) -> Sequence[Sequence[Any]]: ...
-
-
-class Driver(Protocol):
-    """The part of clickhouse-connect's client that is used; its own annotations stop short."""
-
-    database: str | None
-
-    def query(self, query: str, *, parameters: Parameters, settings: Parameters) -> Result: ...
-    def command(self, cmd: str, *, parameters: Parameters, settings: Parameters, use_database: bool) -> object: ...
-    def raw_query(self, query: str, *, parameters: Parameters, settings: Parameters, fmt: str) -> bytes: ...
-    def raw_insert(self, table: str, *, insert_block: bytes, settings: Parameters, fmt: str) -> object: ...
-    def close(self) -> None: ...
-
-
 _get_client = cast("Callable[..., Driver]", clickhouse_connect.get_client)  # pyright: ignore[reportUnknownMemberType]
-
-
-class Client:
-    """A thread-safe client of one database. Every method raises Unavailable, or ClickHouseError for a bad statement."""
-
-    def __init__(self, driver: Driver, where: str) -> None:
-        self.driver = driver
-        self.where = where
-
-    def query(self, sql: str, parameters: Parameters = None, settings: Parameters = None) -> Result:
-        """Rows of a query; parameters are written {name:Type} in it."""
-        with self._reaching():
-            return self.driver.query(sql, parameters=parameters, settings=settings)
-
-    def rows(self, sql: str, parameters: Parameters = None) -> list[dict[str, Any]]:
-        """Rows of a query as dicts by column name."""
-        result = self.query(sql, parameters)
-        return [dict(zip(result.column_names, row, strict=True)) for row in result.result_rows]
-
-    def command(
-        self, sql: str, parameters: Parameters = None, settings: Parameters = None, *, use_database: bool = True
-    ) -> object:
-        """Runs a statement; use_database=False where the client's database need not exist. Gives a single value."""
-        with self._reaching():
-            return self.driver.command(sql, parameters=parameters, settings=settings, use_database=use_database)
-
-    def raw(self, sql: str, fmt: str, parameters: Parameters = None) -> bytes:
-        """A query's result as bytes in one of ClickHouse's formats."""
-        with self._reaching():
-            return self.driver.raw_query(sql, parameters=parameters, settings=None, fmt=fmt)
-
-    def insert(self, table: str, block: bytes, fmt: str, settings: Parameters = None) -> None:
-        """Inserts a block of rows in one of ClickHouse's formats, columns by name."""
-        with self._reaching():
-            self.driver.raw_insert(table, insert_block=block, settings=settings, fmt=fmt)
-
-    def close(self) -> None:
-        """Closes its connections."""
-        self.driver.close()
-
-    @contextmanager
-    def _reaching(self) -> Generator[None]:
-        try:
-            yield
-        except ClickHouseError as error:
-            if is_not_now(error):
-                raise _unavailable(error, self.where) from error
-            raise
+STATEMENT_END = re.compile(r";[ \t]*\n")
+COMMENT = re.compile(r"^\s*--[^\n]*\n", re.M)
+VERSIONS = """
+CREATE TABLE IF NOT EXISTS migrations (version UInt32, name String, checksum String, at DateTime DEFAULT now())
+ENGINE = ReplacingMergeTree ORDER BY version
+"""
 
 
 def connect(settings: Settings, *, readonly: bool = False) -> Client:
@@ -120,7 +51,7 @@ def connect(settings: Settings, *, readonly: bool = False) -> Client:
         driver = _driver(url, {"readonly": 1} if readonly else {})
     except ClickHouseError as error:
         if is_not_now(error):
-            raise _unavailable(error, where) from error
+            raise unavailable(error, where) from error
         raise
     driver.database = settings.clickhouse_database
     return Client(driver, where)
@@ -144,21 +75,47 @@ def _port(url: SplitResult) -> int:
     return url.port or DEFAULT_PORTS[url.scheme]
 
 
-def _unavailable(error: ClickHouseError, where: str) -> Unavailable:
-    if code_of(error) is None:
-        return Unavailable(f"ClickHouse at {where} cannot be reached; is it running?")
-    return Unavailable(f"ClickHouse at {where} cannot take this now: {str(error)[:300]}")
+def migrate(client: Client, database: str) -> list[str]:
+    """Brings a database up to date, making it where it is missing; returns what was applied.
+
+    Every statement can be run again, so that one that was interrupted is simply repeated. Raises ConfigError where a
+    migration that was applied differs from the one at hand.
+    """
+    client.command(f"CREATE DATABASE IF NOT EXISTS `{database}`", use_database=False)
+    client.driver.database = database
+    client.command(VERSIONS)
+    applied = {row["version"]: row for row in client.rows("SELECT * FROM migrations FINAL")}
+    done: list[str] = []
+    for name, text in migrations():
+        version, checksum = int(name[:4]), hashlib.sha256(text.encode()).hexdigest()
+        if (before := applied.get(version)) is not None:
+            _check(database, name, checksum, before["name"], before["checksum"])
+            continue
+        for statement in statements(text):
+            client.command(statement)
+        client.command(
+            "INSERT INTO migrations (version, name, checksum) SELECT {v:UInt32}, {n:String}, {c:String}",
+            {"v": version, "n": name, "c": checksum},
+        )
+        done.append(name)
+    return done
 
 
-def code_of(error: ClickHouseError) -> str | None:
-    """ClickHouse's error code, None where no ClickHouse answered."""
-    found = CODE.search(str(error))
-    return found[1] if found else None
+def migrations() -> Iterator[tuple[str, str]]:
+    """(file name, text), in order."""
+    found = sorted((f.name, f) for f in (files("spanloop.infra") / "sql").iterdir() if f.name.endswith(".sql"))
+    return ((name, file.read_text("utf-8")) for name, file in found)
 
 
-def is_not_now(error: ClickHouseError) -> bool:
-    """True where the same statement may succeed later: no answer came, or one that says so."""
-    code = code_of(error)
-    if code is None:
-        return isinstance(error, OperationalError) or "HTTP status 5" in str(error)
-    return code in NOT_NOW
+def statements(text: str) -> list[str]:
+    """The statements of a file; a semicolon at a line's end separates them."""
+    bare = COMMENT.sub("", text)
+    return [s.strip() for s in STATEMENT_END.split(bare + "\n") if s.strip()]
+
+
+def _check(database: str, name: str, checksum: str, old_name: str, old_checksum: str) -> None:
+    if checksum != old_checksum:
+        raise ConfigError(
+            f"migration {name} of database {database!r} was applied as {old_name} with other content "
+            f"({old_checksum[:12]}, now {checksum[:12]}); a migration is never changed: restore it and add a new one"
+        )

@@ -6,6 +6,7 @@ taken back, and handles run side by side.
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -153,11 +154,13 @@ class Engine:
     def _native_header(self, handle: Any, sql: str, values: Mapping[str, str]) -> bytes:
         """Column names and types of an empty result, for which chDB writes no block."""
         try:
-            table = handle.query(f"DESCRIBE ({without_format(sql)})", "TSVRaw", params=values).bytes().decode()
+            table = handle.query(f"DESCRIBE ({without_format(sql)})", "JSONCompactEachRow", params=values).bytes()
         except chdb.ChdbError:  # SHOW and its like cannot be described; clients take an empty body for no columns
             return b""
-        columns = [line.split("\t")[:2] for line in table.splitlines()]
-        return _varint(len(columns)) + b"\0" + b"".join(_string(part) for column in columns for part in column)
+        columns = [cast("list[str]", json.loads(line))[:2] for line in table.splitlines()]
+        # long types come over several lines, which clients do not parse
+        parts = (_string(re.sub(r"\n\s*", " ", part)) for column in columns for part in column)
+        return _varint(len(columns)) + b"\0" + b"".join(parts)
 
 
 def _connect(path: str) -> Any:

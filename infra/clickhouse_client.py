@@ -1,0 +1,111 @@
+"""The part of clickhouse-connect that is used, typed, with "not now" told apart from "not this".
+
+What a statement does wrong is a `ClickHouseError`; that nobody answers, or not now, is Unavailable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
+
+from ..schemas.errors import Unavailable
+
+# Answers that say "not now" rather than "not this": time-out, too many queries, network, memory, read-only table, too
+# many parts, keeper, shutting down. The same statement may succeed later.
+NOT_NOW = {"159", "202", "209", "210", "236", "241", "242", "252", "319", "394", "425", "999"}
+CODE = re.compile(r"Code: (\d+)")
+Parameters = Mapping[str, Any] | None
+
+
+class Result(Protocol):
+    """What a query gave."""
+
+    @property
+    def column_names(self) -> Sequence[str]: ...
+    @property
+    def result_rows(self) -> Sequence[Sequence[Any]]: ...
+
+
+class Driver(Protocol):
+    """The part of clickhouse-connect's client that is used; its own annotations stop short."""
+
+    database: str | None
+
+    def query(self, query: str, *, parameters: Parameters, settings: Parameters) -> Result: ...
+    def command(self, cmd: str, *, parameters: Parameters, settings: Parameters, use_database: bool) -> object: ...
+    def raw_query(self, query: str, *, parameters: Parameters, settings: Parameters, fmt: str) -> bytes: ...
+    def raw_insert(self, table: str, *, insert_block: bytes, settings: Parameters, fmt: str) -> object: ...
+    def close(self) -> None: ...
+
+
+class Client:
+    """A thread-safe client of one database. Every method raises Unavailable, or ClickHouseError for a bad statement."""
+
+    def __init__(self, driver: Driver, where: str) -> None:
+        self.driver = driver
+        self.where = where
+
+    def query(self, sql: str, parameters: Parameters = None, settings: Parameters = None) -> Result:
+        """Rows of a query; parameters are written {name:Type} in it."""
+        with self._reaching():
+            return self.driver.query(sql, parameters=parameters, settings=settings)
+
+    def rows(self, sql: str, parameters: Parameters = None) -> list[dict[str, Any]]:
+        """Rows of a query as dicts by column name."""
+        result = self.query(sql, parameters)
+        return [dict(zip(result.column_names, row, strict=True)) for row in result.result_rows]
+
+    def command(
+        self, sql: str, parameters: Parameters = None, settings: Parameters = None, *, use_database: bool = True
+    ) -> object:
+        """Runs a statement; use_database=False where the client's database need not exist. Gives a single value."""
+        with self._reaching():
+            return self.driver.command(sql, parameters=parameters, settings=settings, use_database=use_database)
+
+    def raw(self, sql: str, fmt: str, parameters: Parameters = None) -> bytes:
+        """A query's result as bytes in one of ClickHouse's formats."""
+        with self._reaching():
+            return self.driver.raw_query(sql, parameters=parameters, settings=None, fmt=fmt)
+
+    def insert(self, table: str, block: bytes, fmt: str, settings: Parameters = None) -> None:
+        """Inserts a block of rows in one of ClickHouse's formats, columns by name."""
+        with self._reaching():
+            self.driver.raw_insert(table, insert_block=block, settings=settings, fmt=fmt)
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self.driver.close()
+
+    @contextmanager
+    def _reaching(self) -> Generator[None]:
+        try:
+            yield
+        except ClickHouseError as error:
+            if is_not_now(error):
+                raise unavailable(error, self.where) from error
+            raise
+
+
+def unavailable(error: ClickHouseError, where: str) -> Unavailable:
+    """The error for an answer that says "not now", or for none."""
+    if code_of(error) is None:
+        return Unavailable(f"ClickHouse at {where} cannot be reached; is it running?")
+    return Unavailable(f"ClickHouse at {where} cannot take this now: {str(error)[:300]}")
+
+
+def code_of(error: ClickHouseError) -> str | None:
+    """ClickHouse's error code, None where no ClickHouse answered."""
+    found = CODE.search(str(error))
+    return found[1] if found else None
+
+
+def is_not_now(error: ClickHouseError) -> bool:
+    """True where the same statement may succeed later: no answer came, or one that says so."""
+    code = code_of(error)
+    if code is None:
+        return isinstance(error, OperationalError) or "HTTP status 5" in str(error)
+    return code in NOT_NOW
