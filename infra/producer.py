@@ -7,10 +7,13 @@ delivery is checked: a failure is raised by `send_wait`, given to `on_delivery`,
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime  # not the builtin one before Python 3.11
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,16 +21,19 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Delivered
 from confluent_kafka import Producer as KafkaProducer
 
-from ..schemas.errors import BackPressure, DeliveryFailed, MissingKey, RecordTooLarge
+from ..schemas.errors import BackPressure, ConfigError, DeliveryFailed, MissingKey, RecordTooLarge
 from ..schemas.serde import Encoder
 from ..schemas.topics import BY_RECORD, DEAD_LETTER_MAX_BYTES, Record, Topic, key_of
 from .kafka_config import Names, common_config
 from .registry import encoder
 from .settings import Settings
 
+log = logging.getLogger(__name__)
+
 # Kafka adds headers, key and batch overhead to a value; what a broker counts may be a little more than we see.
 OVERHEAD_BYTES = 512
 POLL_S = 0.05
+FULL_PAUSE_S = 0.005  # a full queue is tried again after this
 LINGER_MS = 5
 
 
@@ -62,7 +68,10 @@ def producer_config(settings: Settings, name: str, transactional_id: str | None 
 
 
 class Producer:
-    """Sends records; thread-safe. A thread of its own serves deliveries, so callbacks run there."""
+    """Sends records; thread-safe. Callbacks run in a thread of its own, or in that of whoever flushes.
+
+    It belongs to the process that made it: a forked child gets ConfigError and makes its own.
+    """
 
     def __init__(
         self,
@@ -87,6 +96,8 @@ class Producer:
         self.delivered = 0
         self.failed = 0
         self._first_failure: DeliveryFailed | None = None
+        self._lock = threading.Lock()
+        self._process = os.getpid()
         self._closed = threading.Event()
         self._poller = threading.Thread(target=self._poll, name=f"{name}-deliveries", daemon=True)
         self._poller.start()
@@ -94,7 +105,8 @@ class Producer:
     def send(self, record: Record, *, partition: int | None = None, on_delivery: OnDelivery | None = None) -> None:
         """Enqueues a record under its key; `partition` overrides the key's.
 
-        Raises MissingKey, RecordTooLarge, BackPressure.
+        Raises MissingKey, RecordTooLarge, BackPressure, DeliveryFailed once closed; confluent's KafkaException in a
+        transaction that has failed. `on_delivery` is called once, unless this raises; it should not wait.
         """
         topic = BY_RECORD[type(record)]
         key = key_of(record)
@@ -114,7 +126,7 @@ class Producer:
         done = self._send_future(record, partition)
         try:
             return done.result(timeout_s)
-        except TimeoutError as error:
+        except NotInTime as error:
             raise DeliveryFailed(f"no acknowledgement of a {type(record).__name__} within {timeout_s:g} s") from error
 
     async def send_async(self, record: Record, *, partition: int | None = None) -> Ack:
@@ -124,7 +136,8 @@ class Producer:
     def flush(self, timeout_s: float = 30.0) -> None:
         """Waits until nothing is queued. Raises DeliveryFailed for the first failure that nobody was told of."""
         left = self.client.flush(timeout_s)
-        failure, self._first_failure = self._first_failure, None
+        with self._lock:
+            failure, self._first_failure = self._first_failure, None
         if failure is not None:
             raise failure
         if left:
@@ -132,13 +145,22 @@ class Producer:
                 f"{left} records were not acknowledged by {self._settings.bootstrap} in {timeout_s:g} s"
             )
 
+    def queued(self) -> int:
+        """Records that are not acknowledged yet."""
+        return len(self.client)
+
     def close(self, timeout_s: float = 30.0) -> None:
-        """Flushes and stops its thread."""
+        """Flushes and stops its thread; what is not acknowledged in time fails. May be called again."""
+        if self._closed.is_set() or os.getpid() != self._process:
+            return
         try:
             self.flush(timeout_s)
         finally:
             self._closed.set()
-            self._poller.join(1.0)
+            self.client.purge()
+            self.client.poll(0)
+            if threading.current_thread() is not self._poller:
+                self._poller.join(1.0)
 
     def _send_future(self, record: Record, partition: int | None) -> Future[Ack]:
         done: Future[Ack] = Future()
@@ -161,39 +183,55 @@ class Producer:
             raise RecordTooLarge(
                 f"a record of {size} bytes for topic {topic.name!r}, which takes {topic.max_bytes}; split or off-load"
             )
+        self._check_usable()
+        settled = self._settled(topic, on_delivery)
         deadline = time.monotonic() + self._settings.max_block_s
         while True:
             try:
+                name = self._names.full(topic.name)
                 self.client.produce(
-                    self._names.full(topic.name),
-                    value,
-                    key.encode(),
-                    -1 if partition is None else partition,
-                    on_delivery=self._settled(topic, on_delivery),
+                    name, value, key.encode(), -1 if partition is None else partition, on_delivery=settled
                 )
             except BufferError as error:
-                if time.monotonic() >= deadline:
+                # The poller makes room, so waiting for it in its own thread is of no use.
+                if time.monotonic() >= deadline or threading.current_thread() is self._poller:
                     raise BackPressure(
                         f"the queue of {self._settings.queue_records} records stayed full for "
                         f"{self._settings.max_block_s:g} s; is {self._settings.bootstrap} reachable?"
                     ) from error
-                self.client.poll(0.01)
+                self._closed.wait(FULL_PAUSE_S)
+                self._check_usable()
             else:
                 return
 
+    def _check_usable(self) -> None:
+        if self._closed.is_set():
+            raise DeliveryFailed("this producer is closed")
+        if os.getpid() != self._process:
+            raise ConfigError(
+                f"a producer of process {self._process} was used in its child {os.getpid()}, which has none of its "
+                "threads; make a Producer after the fork, or start processes by spawn"
+            )
+
     def _settled(self, topic: Topic, on_delivery: OnDelivery | None) -> Callable[[KafkaError | None, Delivered], None]:
         def settled(error: KafkaError | None, message: Delivered) -> None:
-            if error is None:
-                self.delivered += 1
-                if on_delivery is not None:
-                    on_delivery(None, Ack(cast("int", message.partition()), cast("int", message.offset())))
+            failure = None
+            with self._lock:
+                if error is None:
+                    self.delivered += 1
+                else:
+                    self.failed += 1
+                    failure = DeliveryFailed(f"topic {topic.name!r} on {self._settings.bootstrap}: {error.str()}")
+                    if on_delivery is None:
+                        self._first_failure = self._first_failure or failure
+            if on_delivery is None:
                 return
-            self.failed += 1
-            failure = DeliveryFailed(f"topic {topic.name!r} on {self._settings.bootstrap}: {error.str()}")
-            if on_delivery is not None:
-                on_delivery(failure, None)
-            elif self._first_failure is None:
-                self._first_failure = failure
+            ack = None if error is not None else Ack(cast("int", message.partition()), cast("int", message.offset()))
+            try:
+                on_delivery(failure, ack)
+            except Exception:
+                # Raised into librdkafka it would end the thread that all other deliveries wait for.
+                log.exception("a delivery callback for topic %s failed", topic.name)
 
         return settled
 
@@ -201,5 +239,6 @@ class Producer:
         while not self._closed.is_set():
             try:
                 self.client.poll(POLL_S)
-            except KafkaException:  # surfaced by the delivery reports it belongs to
+            except KafkaException as error:  # the delivery reports it belongs to come all the same
+                log.debug("deliveries: %s", error)
                 self._closed.wait(POLL_S)

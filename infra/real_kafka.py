@@ -76,6 +76,8 @@ class RealKafka:
         if reason := missing(self._dist):
             raise ConfigError(reason)
         self._kafka, self._registry = home / "kafka", home / "registry"
+        self._owner = home / "owner.pid"
+        self._own()
         port = port or free_port(together=2)
         registry_port = registry_port or free_port()
         self.bootstrap = f"{LOOPBACK}:{port}"
@@ -85,6 +87,16 @@ class RealKafka:
         except BaseException:
             self.close()
             raise
+
+    def _own(self) -> None:
+        """What a killed owner left running is ended; what a live one runs is not touched."""
+        if self._owner.is_file() and _lives(int(self._owner.read_text())):
+            raise ConfigError(
+                f"{self._owner.parent} is in use by process {self._owner.read_text()}: choose another home"
+            )
+        self.close()
+        self._owner.parent.mkdir(parents=True, exist_ok=True)
+        self._owner.write_text(str(os.getpid()))
 
     def _start(self, port: int, registry_port: int) -> None:
         with _scripts() as scripts:
@@ -101,12 +113,13 @@ class RealKafka:
             raise Unavailable("; ".join(failures))
 
     def close(self, *, wipe: bool = False) -> None:
-        """Stops both; `wipe` removes the broker's data. The registry's schemas are gone in any case."""
+        """Stops both; `wipe` removes their data."""
         extra = ["--wipe"] if wipe else []
         with _scripts() as scripts:
             stopping = [_script(scripts / "stop_kafka.sh", str(d), *extra) for d in (self._registry, self._kafka)]
             for process in stopping:
                 process.communicate(timeout=STOP_TIMEOUT_S)
+        self._owner.unlink(missing_ok=True)
 
     def __enter__(self) -> RealKafka:
         return self
@@ -131,6 +144,16 @@ def free_port(together: int = 1) -> int:
                 continue
             return port
     raise ConfigError(f"no {together} free neighbouring ports on {LOOPBACK} after {BIND_TRIES} tries")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return pid != os.getpid()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# start_registry.sh PORT DIR [DIST]: Apicurio Registry on 127.0.0.1:PORT, held in memory, Confluent's routes at /apis/ccompat/v7. Idempotent.
+# start_registry.sh PORT DIR [DIST]: Apicurio Registry on 127.0.0.1:PORT, schemas in DIR, Confluent's routes at /apis/ccompat/v7. Idempotent.
 # DIST is the folder that fetch.sh filled (default: .kafka beside infra/).
 set -euo pipefail
 PORT=${1:?port}; DIR=${2:?folder}
@@ -27,7 +27,7 @@ if ! alive; then
   "${SESSION[@]}" nohup java -Xms64m "-Xmx${REGISTRY_HEAP:-320m}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1 \
     -Dquarkus.http.host=127.0.0.1 "-Dquarkus.http.port=$PORT" -Dquarkus.log.level=WARN -Dapicurio.log.level=WARN \
     -Dquarkus.http.access-log.enabled=false -Dquarkus.banner.enabled=false \
-    -Dapicurio.storage.kind=sql -Dapicurio.storage.sql.kind=h2 \
+    -Dapicurio.storage.kind=sql -Dapicurio.storage.sql.kind=h2 "-Dapicurio.datasource.url=jdbc:h2:file:$DIR/data/schemas" \
     -jar "$(ls "$DIST"/registry/*runner.jar)" </dev/null >"$DIR/registry.log" 2>&1 &
   echo $! >"$DIR/pid"
 fi

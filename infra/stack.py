@@ -1,0 +1,171 @@
+"""Everything spanloop needs, on this machine: broker and registry in this process, ClickHouse as a child of it.
+
+python -m spanloop.infra.stack --home runs/up            writes one line of JSON with SPANLOOP_… when all is ready
+python -m spanloop.infra.stack --home runs/up --kafka    a real Kafka and registry instead of the twins
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from ..schemas.errors import ConfigError, SpanloopError
+from ..schemas.topics import TOPICS
+from . import admin
+from .embedded_broker import EmbeddedBroker
+from .embedded_registry import EmbeddedRegistry
+from .kafka_config import partitions as partitions_of_topic
+from .real_kafka import RealKafka
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+ADDRESSES = (
+    "profile",
+    "bootstrap",
+    "registry_url",
+    "clickhouse_url",
+    "clickhouse_database",
+    "prefix",
+    "partitions",
+    "home",
+)
+EMBEDDED_NOTE = (
+    "The embedded broker at {bootstrap} keeps 5 MiB a partition and forgets everything when this process ends. It is "
+    "for librdkafka, aiokafka and kafkajs clients; Java and franz-go clients (Kafka's own tools, Redpanda Console, "
+    "Kafka Connect) cannot talk to it: for those start `spanloop up --kafka`, or Redpanda by infra/compose.yaml."
+)
+
+
+class EmbeddedStack:
+    """Starts all services with topics, subjects and tables made; `settings` tells where, for any process."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        prefix: str = "spanloop",
+        partitions: int = 4,
+        clickhouse: bool = True,
+        kafka: bool = False,
+        registry_port: int = 0,
+        clickhouse_port: int = 0,
+    ) -> None:
+        """`home` gets their data; `kafka`: a real broker and registry. Raises ConfigError, Unavailable."""
+        self._open = ExitStack()
+        home = home.resolve()
+        home.mkdir(parents=True, exist_ok=True)
+        wanted = Settings(
+            profile="remote" if kafka else "embedded", prefix=prefix, partitions=partitions, home=home, bootstrap="-"
+        )
+        try:
+            with ThreadPoolExecutor(1) as beside:
+                url = beside.submit(self._clickhouse, home, clickhouse_port, kafka) if clickhouse else None
+                settings = self._kafka(wanted, home) if kafka else self._twins(wanted, registry_port)
+                admin.init(settings)
+                self.settings = settings if url is None else _tables(settings, url)
+        except BaseException:
+            self.close()
+            raise
+
+    def _twins(self, settings: Settings, registry_port: int) -> Settings:
+        broker = self._open.enter_context(EmbeddedBroker())
+        registry = self._open.enter_context(EmbeddedRegistry(registry_port))
+        for topic in TOPICS.values():
+            broker.create(topic.full(settings.prefix), partitions_of_topic(settings, topic))
+        return settings.with_(bootstrap=broker.bootstrap, registry_url=registry.url)
+
+    def _kafka(self, settings: Settings, home: Path) -> Settings:
+        running = self._open.enter_context(RealKafka(home))
+        return settings.with_(bootstrap=running.bootstrap, registry_url=running.registry_url)
+
+    def _clickhouse(self, home: Path, port: int, kept_log: bool) -> str:
+        try:
+            from .embedded_clickhouse import ClickHouseProcess
+        except ImportError as error:
+            raise ConfigError(f"ClickHouse needs {error.name}: pip install 'spanloop[sink]'") from error
+        path = home / "clickhouse"
+        if not kept_log:
+            _set_aside(path)
+        return self._open.enter_context(ClickHouseProcess(path, port)).url
+
+    def close(self) -> None:
+        """Stops everything, in seconds; data in `home` stays."""
+        self._open.close()
+
+    def __enter__(self) -> EmbeddedStack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _tables(settings: Settings, url: Future[str]) -> Settings:
+    from . import clickhouse
+
+    settings = settings.with_(clickhouse_url=url.result())
+    clickhouse.migrate(clickhouse.connect(settings), settings.clickhouse_database)
+    return settings
+
+
+def _set_aside(path: Path) -> None:
+    """Rows are told apart by their offsets, which begin at 0 again with every embedded broker."""
+    if path.exists():
+        kept = path.with_name(f"{path.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(path.stat().st_mtime))}")
+        path.rename(kept)
+        log.warning("the tables of an earlier start, whose log is gone, are kept in %s", kept)
+
+
+def serve(home: Path, *, kafka: bool = False, prefix: str = "spanloop", partitions: int = 4) -> None:
+    """Runs a stack until SIGTERM or SIGINT; writes its addresses as one line of JSON once all is ready."""
+    stop = threading.Event()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    with EmbeddedStack(home, prefix=prefix, partitions=partitions, kafka=kafka) as stack:
+        environment = stack.settings.environment()
+        if not kafka:
+            sys.stderr.write(EMBEDDED_NOTE.format(bootstrap=stack.settings.bootstrap) + "\n")
+        addresses = {key: environment[key] for key in (f"SPANLOOP_{name.upper()}" for name in ADDRESSES)}
+        sys.stdout.write(json.dumps(addresses) + "\n")
+        sys.stdout.flush()
+        while not stop.wait(POLL_S):  # a bare wait() would hold signals back on some platforms
+            pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spanloop.infra.stack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--home", type=Path, required=True, help="folder for its data")
+    parser.add_argument("--kafka", action="store_true", help="a real Kafka and registry (Java 17)")
+    parser.add_argument("--prefix", default="spanloop", help="of topics, groups and subjects")
+    parser.add_argument("--partitions", type=int, default=4, help="of the topics that are spread")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        serve(chosen.home, kafka=chosen.kafka, prefix=chosen.prefix, partitions=chosen.partitions)
+    except SpanloopError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
