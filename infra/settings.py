@@ -6,12 +6,19 @@ spanloop --profile local streams          # the addresses of infra/compose.yaml
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from ..schemas.errors import ConfigError
+
+PREFIX = "SPANLOOP_"
+NESTED = "__"
+FILE = "spanloop.toml"
 Profile = Literal["embedded", "local", "remote"]
 
 # The ports that infra/compose.yaml publishes on this machine.
@@ -27,7 +34,7 @@ class Settings(BaseSettings):
     """Where everything is and how it is to behave. Frozen; a process makes one and hands it on."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SPANLOOP_", env_nested_delimiter="__", toml_file="spanloop.toml", frozen=True, extra="forbid"
+        env_prefix=PREFIX, env_nested_delimiter=NESTED, toml_file=FILE, frozen=True, extra="forbid"
     )
 
     profile: Profile = "remote"
@@ -65,6 +72,17 @@ class Settings(BaseSettings):
     otel_endpoint: str = ""
     """OTLP endpoint for spanloop's own metrics and traces; empty = off."""
 
+    def __init__(self, **values: Any) -> None:
+        """Raises ConfigError naming each key that is unknown or wrong, wherever it was set."""
+        _check_environment(type(self).model_fields)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {_wrong(e['type'], e['msg'])}" for e in error.errors()]
+            raise ConfigError(f"setting {'; '.join(wrong)} ({PREFIX}… variables, {FILE} or arguments)") from error
+        except ValueError as error:  # no TOML, or a variable that should hold JSON and does not
+            raise ConfigError(f"settings cannot be read from {PREFIX}… variables or {FILE}: {error}") from error
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -89,3 +107,17 @@ class Settings(BaseSettings):
     def with_(self, **changes: Any) -> Settings:
         """A copy with some fields changed."""
         return self.model_copy(update=changes)
+
+
+def _wrong(kind: str, message: str) -> str:
+    return "there is no such setting" if kind == "extra_forbidden" else message
+
+
+def _check_environment(known: Iterable[str]) -> None:
+    """A misspelt variable would otherwise be passed over without a word."""
+    names = {f"{PREFIX}{name.upper()}" for name in known}
+    unknown = [
+        key for key in os.environ if key.upper().startswith(PREFIX) and key.upper().split(NESTED)[0] not in names
+    ]
+    if unknown:
+        raise ConfigError(f"there is no such setting: {', '.join(sorted(unknown))}; infra/settings.py lists them all")
