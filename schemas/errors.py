@@ -15,6 +15,7 @@ SpanloopError
 ├── Fenced                   another member has taken this one's place
 ├── TooManyDeadLetters       a bad deploy rather than bad records
 ├── NoLiveEngine             no engine serves weights fresh enough to train on
+├── InvalidQuery             ClickHouse refused a query
 └── ConfigError              a setting is missing or contradicts another
 """
 
@@ -121,6 +122,10 @@ class TooManyDeadLetters(SpanloopError, RuntimeError):
 
 class NoLiveEngine(SpanloopError, RuntimeError):
     """No engine serves weights fresh enough for its tokens to be trained on."""
+
+
+class InvalidQuery(SpanloopError, ValueError):
+    """ClickHouse refused a query that a person or a program asked."""
 
 
 class ConfigError(SpanloopError, ValueError):
