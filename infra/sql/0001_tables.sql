@@ -329,7 +329,10 @@ CREATE TABLE IF NOT EXISTS assemblies (
   input_digest String,
   spans_offset Nullable(Int64),
   rewards_offset Nullable(Int64),
+  spans_next Nullable(Int64),
+  rewards_next Nullable(Int64),
   status LowCardinality(String),
+  final Bool,
   at DateTime64(9, 'UTC'),
   k_partition Int32,
   k_offset Int64
@@ -356,8 +359,8 @@ CREATE TABLE IF NOT EXISTS decisions (
   run_id LowCardinality(String),
   group_id String,
   members Array(Tuple(
-    rollout_id String, attempt_id Nullable(String), advantage Nullable(Float64), trained_tokens Int64,
-    reason Nullable(String))),
+    rollout_id String, attempt_id Nullable(String), advantage Nullable(Float64), trained_rows Int64,
+    trained_tokens Int64, max_staleness Nullable(Int64), reason Nullable(String))),
   min_version Nullable(Int64),
   max_version Nullable(Int64),
   outcome LowCardinality(String),

@@ -1,0 +1,129 @@
+"""Consume, batch, process, commit: the loop under every consumer.
+
+Offsets are committed only after `process` has returned, so that a record may be processed twice but never not at all.
+While the destination is away (Unavailable) the partitions are paused and polled on, which keeps the group's membership.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..infra.clock import Clock, SystemClock
+from ..infra.kafka import Message, Position
+from ..schemas.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PumpPolicy:
+    """When a batch is full: by records, by bytes of their values, or by the age of its first record."""
+
+    max_records: int = 50_000
+    max_bytes: int = 64 << 20
+    max_wait_s: float = 1.0
+    retry_s: float = 0.5  # between tries while the destination is away
+
+
+class Source(Protocol):
+    """The part of infra.kafka.Member that a pump uses."""
+
+    def poll(self, max_records: int = ..., timeout_s: float = ...) -> list[Message]: ...
+    def commit(self, offsets: Mapping[Position, int]) -> None: ...
+    def assignment(self) -> list[Position]: ...
+    def pause(self, positions: Iterable[Position]) -> None: ...
+    def resume(self, positions: Iterable[Position]) -> None: ...
+    def close(self) -> None: ...
+
+
+OnRevoke = Callable[[list[Position]], None]
+Process = Callable[[Sequence[Message]], None]
+
+
+class Pump:
+    """Moves what a group member reads into `process`, batch by batch."""
+
+    def __init__(
+        self,
+        open_source: Callable[[OnRevoke], Source],
+        process: Process,
+        policy: PumpPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """open_source is given the callback for partitions that are taken away."""
+        self._policy = policy or PumpPolicy()
+        self._clock = clock or SystemClock()
+        self._process = process
+        self._held: list[Message] = []
+        self._bytes = 0
+        self._since_s = 0.0
+        self._source = open_source(self._revoked)
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set; what is held is then processed and committed if the destination is there."""
+        try:
+            while not stop.is_set():
+                self._take(self._source.poll(1000, POLL_S))
+                if self._is_due():
+                    self._flush(stop)
+            self._flush(stop)
+        finally:
+            self._source.close()
+
+    def _take(self, messages: list[Message]) -> None:
+        if messages and not self._held:
+            self._since_s = self._clock.steady_s()
+        self._held += messages
+        self._bytes += sum(len(m.value or b"") for m in messages)
+
+    def _is_due(self) -> bool:
+        policy = self._policy
+        return bool(self._held) and (
+            len(self._held) >= policy.max_records
+            or self._bytes >= policy.max_bytes
+            or self._clock.steady_s() - self._since_s >= policy.max_wait_s
+        )
+
+    def _flush(self, stop: threading.Event) -> None:
+        """Processes what is held, trying until it is taken or the pump is stopped."""
+        paused = False
+        while self._held:
+            try:
+                self._process(self._held)
+                self._commit()
+                break
+            except Unavailable as error:
+                if not paused:
+                    log.warning("paused: %s", error)
+                paused = True
+            if stop.wait(self._policy.retry_s):
+                return  # not committed: the next run reads it again
+            # partitions given to this member meanwhile are paused too; what they already fetched is kept
+            self._source.pause(self._source.assignment())
+            self._take(self._source.poll(1000, 0))
+        if paused:
+            log.warning("resumed")
+            self._source.resume(self._source.assignment())
+
+    def _commit(self) -> None:
+        offsets = {(m.topic, m.partition): m.offset + 1 for m in self._held}
+        self._drop(lambda _: False)
+        try:
+            self._source.commit(offsets)
+        except Unavailable as error:  # a rebalance took the partitions: whoever has them reads the batch again
+            log.warning("not committed, will be read again: %s", error)
+
+    def _revoked(self, positions: list[Position]) -> None:
+        """What is held of partitions taken away is dropped: their next owner reads it from the committed offset."""
+        gone = set(positions)
+        self._drop(lambda m: (m.topic, m.partition) not in gone)
+
+    def _drop(self, keep: Callable[[Message], bool]) -> None:
+        self._held = [m for m in self._held if keep(m)]
+        self._bytes = sum(len(m.value or b"") for m in self._held)
