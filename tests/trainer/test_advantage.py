@@ -1,0 +1,171 @@
+"""Advantages against values worked out by hand, and against verl's GRPO where that has no known trap."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+# verl carries no types
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from spanloop.schemas.records import Credit, CreditMode, Trajectory
+from spanloop.trainer.advantage import GroupAdvantage, group_mean, returns_to_go
+from spanloop.trainer.groups import ClosedGroup
+
+Make = Callable[..., Trajectory]
+
+
+def close(members: Sequence[Trajectory], *, std: bool = False) -> GroupAdvantage:
+    """Advantages of a group of these members."""
+    return group_mean(ClosedGroup("g", tuple(members), len(members)), std)
+
+
+def by_reward(make: Make, rewards: Sequence[float | None], *, std: bool = False) -> GroupAdvantage:
+    """Advantages of single-call rollouts with these final rewards."""
+    return close([make(r, sample=i) for i, r in enumerate(rewards)], std=std)
+
+
+def values(found: GroupAdvantage) -> list[float | None]:
+    """A_ρ of each member."""
+    return [m.advantage for m in found.members]
+
+
+@pytest.mark.parametrize(
+    ("std", "wanted"), [(False, [2 / 3, None, -1 / 3, -1 / 3]), (True, [1.1547, None, -0.57735, -0.57735])]
+)
+def test_a_nan_reward_leaves_the_baseline_and_nothing_downstream_is_nan(
+    make_trajectory: Make, std: bool, wanted: list[float | None]
+) -> None:
+    found = by_reward(make_trajectory, [1.0, math.nan, 0.0, 0.0], std=std)  # case CA-2
+    assert values(found) == [None if w is None else pytest.approx(w, abs=1e-4) for w in wanted]
+    assert found.members[1].calls == (None,)
+    assert found.dropped is None
+
+
+def test_a_missing_reward_is_not_zero(make_trajectory: Make) -> None:
+    found = by_reward(make_trajectory, [None, -1.0, -1.0, None])  # case CA-4
+    assert values(found) == [None, 0.0, 0.0, None]
+    assert found.dropped == "zero_spread"
+
+
+@pytest.mark.parametrize("rewards", [[1.0] * 4, [1.2] * 8, [0.2] * 8])
+@pytest.mark.parametrize("std", [False, True])
+def test_equal_rewards_give_exactly_zero(make_trajectory: Make, rewards: list[float], std: bool) -> None:
+    found = by_reward(make_trajectory, rewards, std=std)  # case CA-5
+    assert values(found) == [0.0] * len(rewards)
+    assert found.dropped == "zero_spread"
+
+
+@pytest.mark.parametrize("rewards", [[1.0], [1.0, None, None]])
+def test_a_single_member_is_dropped(make_trajectory: Make, rewards: list[float | None]) -> None:
+    found = by_reward(make_trajectory, rewards, std=True)  # case CA-6
+    assert found.dropped == "single_member"
+    assert values(found)[0] == 0.0
+
+
+def test_a_group_without_rewards_is_dropped(make_trajectory: Make) -> None:
+    assert by_reward(make_trajectory, [None, None]).dropped == "no_reward"
+
+
+def test_close_rewards_keep_their_spread(make_trajectory: Make) -> None:
+    rewards = [1.00000, 1.00001]  # case CA-7
+    assert values(by_reward(make_trajectory, rewards, std=True)) == [
+        pytest.approx(-0.62, abs=0.005),
+        pytest.approx(0.62, abs=0.005),
+    ]
+    plain = by_reward(make_trajectory, rewards)
+    assert values(plain) == [pytest.approx(-5e-6, rel=1e-6), pytest.approx(5e-6, rel=1e-6)]
+    assert plain.dropped is None
+
+
+def test_a_rollout_counts_once_however_many_calls_it_has(make_trajectory: Make) -> None:
+    turns, rewards = (1, 1, 3, 3), (0.0, 0.0, 1.0, 1.0)
+    members = [make_trajectory(r, sample=i, calls=k) for i, (k, r) in enumerate(zip(turns, rewards, strict=True))]
+    found = close(members)
+    assert values(found) == [-0.5, -0.5, 0.5, 0.5]  # not -0.75 and 0.25, as over rows
+    assert found.members[2].calls == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("identical", (0.5, 0.5, 0.5)),
+        ("last", (None, None, 0.5)),
+        ("discounted", (0.125, 0.25, 0.5)),
+    ],
+)
+def test_the_credit_mode_spreads_an_advantage_over_calls(
+    make_trajectory: Make, mode: CreditMode, wanted: tuple[float | None, ...]
+) -> None:
+    credit = Credit(mode, 0.5)
+    members = [make_trajectory(r, sample=i, calls=3, credit=credit) for i, r in enumerate((1.0, 0.0))]
+    assert close(members).members[0].calls == wanted
+
+
+def test_last_means_the_last_call_that_is_kept(make_trajectory: Make) -> None:
+    members = [make_trajectory(r, sample=i, calls=2, credit=Credit("last")) for i, r in enumerate((1.0, 0.0))]
+    cut = replace(members[0], calls=[members[0].calls[0], replace(members[0].calls[1], excluded="undelivered")])
+    assert close([cut, members[1]]).members[0].calls == (0.5, None)
+
+
+def test_step_rewards_are_compared_at_the_same_call_index(make_trajectory: Make) -> None:
+    credit = Credit("step")
+    one = make_trajectory(None, sample=0, calls=2, own=[1.0, 1.0], credit=credit)
+    two = make_trajectory(None, sample=1, calls=3, own=[0.0, 0.0, 4.0], credit=credit)
+    found = close([one, two])
+    # returns to go: [2, 1] and [4, 4, 4]; the third call has nobody to be compared with
+    assert found.members[0].reward == 2.0
+    assert found.members[0].calls == (-1.0, -1.5)
+    assert found.members[1].calls == (1.0, 1.5, 0.0)
+
+
+def test_a_call_after_which_no_reward_comes_is_not_trained() -> None:
+    assert returns_to_go([0.3, None]) == [0.3, None]
+    assert returns_to_go([None, 0.5, None, 1.0]) == [1.5, 1.5, 1.0, 1.0]
+
+
+def test_the_same_sum_by_different_steps_still_teaches(make_trajectory: Make) -> None:
+    credit = Credit("step")
+    one = make_trajectory(None, sample=0, calls=2, own=[1.0, 0.0], credit=credit)
+    two = make_trajectory(None, sample=1, calls=2, own=[0.0, 1.0], credit=credit)
+    found = close([one, two])
+    assert found.dropped is None
+    assert found.members[0].calls == (0.0, -0.5)
+
+
+def test_a_failure_of_the_agent_gets_its_tasks_failure_reward_and_one_of_the_infrastructure_none(
+    make_trajectory: Make,
+) -> None:
+    def failed(sample: int, kind: str) -> Trajectory:
+        t = make_trajectory(None, sample=sample)
+        context = replace(t.context, failure_reward=-1.0)
+        return replace(t, status="failed", failure_class=kind, context=context)  # pyright: ignore[reportArgumentType] both are classes
+
+    found = close([make_trajectory(1.0, sample=0), failed(1, "agent"), failed(2, "infra")])
+    assert values(found) == [1.0, -1.0, None]
+
+
+def test_advantages_equal_verls_grpo_over_rollouts_of_one_call(make_trajectory: Make) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from spanloop.trainer.step import prepare_device
+
+        prepare_device()
+        import numpy as np
+        import torch
+        from verl.trainer.ppo import core_algos
+
+    rewards = [0.3, 0.9, 0.1, 0.9, 0.5]
+    scores = torch.zeros(5, 2)
+    scores[:, -1] = torch.tensor(rewards)
+    for std in (False, True):
+        verls, _ = core_algos.compute_grpo_outcome_advantage(
+            scores.clone(), torch.ones(5, 2), np.array(["g"] * 5, dtype=object), norm_adv_by_std_in_grpo=std
+        )
+        found = values(by_reward(make_trajectory, rewards, std=std))
+        assert found == [pytest.approx(float(v), abs=1e-5) for v in verls[:, 0]]

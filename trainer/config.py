@@ -1,0 +1,134 @@
+"""What a trainer is told once, at its start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..schemas.errors import ConfigError
+
+Weighting = Literal["rollout", "token"]
+# How a loss answers for tokens that an older policy drew. There is no default: it changes what is learned.
+Correction = Literal["cispo_mu", "none"]
+Dtype = Literal["fp32", "bf16"]
+
+# Where files go and how patiently a trainer waits change nothing in the weights, so they stay out of the digest.
+NOT_IN_DIGEST = frozenset(
+    {"folder", "model_dir", "trainer_id", "total_steps", "group_deadline_s", "credit", "follow", "keep_checkpoints",
+     "keep_weights", "no_engine_s", "checkpoint_every", "beat_s"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """Settings of one trainer. Raises ConfigError where they contradict each other."""
+
+    run_id: str
+    """Only trajectories of this run are read."""
+    trainer_id: str
+    """Key of its batches and decisions; keep it over restarts, change it for another experiment."""
+    policy: str
+    """Resource name of the policy it trains."""
+    model_dir: Path
+    """Hugging Face folder with the first weights, their configuration and the tokenizer."""
+    folder: Path
+    """Its own folder: `checkpoints/`, `weights/` and `metrics.jsonl` go there."""
+    correction: Correction | None
+    """Off-policy correction: cispo_mu weighs each token by π/μ, clipped; none trusts that all is on-policy."""
+    total_steps: int
+    """It stops after this many."""
+    groups_per_batch: int = 8
+    """Closed groups in one step, zero-spread ones included."""
+    max_staleness: int = 4
+    """Publishes between a token's version and the step's weights; older tokens are masked."""
+    lr: float = 1e-3
+    """Learning rate, constant."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    loss: str = "cispo"
+    """Name in `loss.LOSSES`."""
+    advantage: str = "group_mean"
+    """Name in `advantage.ADVANTAGES`."""
+    clip: tuple[float, float] = (0.0, 5.0)
+    """Lowest and highest weight π/μ of a token."""
+    weighting: Weighting = "rollout"
+    """rollout: each rollout weighs the same; token: each token does."""
+    std: bool = False
+    """Divides advantages by the group's standard deviation."""
+    mini_batches: int = 1
+    """Optimiser steps per batch, cut at rollout borders."""
+    max_row_tokens: int = 4096
+    """Longer rows are left out, with a count."""
+    micro_batch_tokens: int = 16384
+    """Tokens that go through the model at once."""
+    publish_every: int = 1
+    """Steps between weights given out; 0 = never (replays)."""
+    checkpoint_every: int = 1
+    """Steps between checkpoints."""
+    group_deadline_s: float = 600.0
+    """A group that is not complete so long after its first trajectory closes with who is there."""
+    credit: int | None = None
+    """Rollouts that may be outstanding, told to the controller; None = (max_staleness + 1) batches of 8 a group."""
+    no_engine_s: float | None = 120.0
+    """It stops when no engine fresh enough was seen for so long while it waits; None = it waits for ever."""
+    seed: int = 0
+    """Seeds every step, together with the step's number."""
+    dtype: Dtype = "fp32"
+    """Type of the published weights, and of the forward pass on a GPU."""
+    follow: str | None = None
+    """Trainer whose recorded batches are trained on instead of new ones: a replay of the log."""
+    keep_checkpoints: int = 2
+    """Newest ones that are kept."""
+    keep_weights: int = 8
+    """Newest published folders that are kept."""
+    beat_s: float = 1.0
+    """Seconds between heartbeats."""
+
+    def __post_init__(self) -> None:
+        if self.correction is None:
+            raise ConfigError(
+                "an asynchronous trainer needs an explicit `correction`: 'cispo_mu' (weigh each token by π/μ) or "
+                "'none' (trust that all data is on-policy); without one, staleness is silently ignored"
+            )
+        for name in ("groups_per_batch", "mini_batches", "checkpoint_every", "keep_checkpoints", "max_row_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.publish_every < 0 or self.max_staleness < 0:
+            raise ConfigError("publish_every and max_staleness must not be negative")
+        if self.follow is not None and self.publish_every:
+            raise ConfigError("a trainer that follows recorded batches must not publish: set publish_every to 0")
+        if self.keep_weights < 2:
+            raise ConfigError("keep_weights must be at least 2: an engine may still be loading the one before")
+        if not 0 <= self.clip[0] < self.clip[1]:
+            raise ConfigError(f"clip must be 0 <= low < high, got {self.clip}")
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Where checkpoints lie."""
+        return self.folder / "checkpoints"
+
+    @property
+    def weights_dir(self) -> Path:
+        """Where published weights lie."""
+        return self.folder / "weights"
+
+    @property
+    def credit_rollouts(self) -> int:
+        """Rollouts that may be outstanding."""
+        return self.credit if self.credit is not None else (self.max_staleness + 1) * self.groups_per_batch * 8
+
+    def digest(self) -> str:
+        """sha256 over what the weights depend on; recorded with every batch."""
+        values = {k: v for k, v in asdict(self).items() if k not in NOT_IN_DIGEST}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def named(kind: str, table: dict[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
+    """A registered algorithm by name. Raises ConfigError listing the names there are."""
+    if name not in table:
+        raise ConfigError(f"no {kind} is called {name!r}; there are: {', '.join(sorted(table))}")
+    return table[name]

@@ -1,0 +1,126 @@
+"""Trajectories of one run from Kafka. The offsets are the trainer's own: they live in its checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from ..infra.kafka import Message, Position, Reader
+from ..infra.quarantine import Quarantine
+from ..infra.settings import Settings
+from ..schemas.errors import InvalidRecord, Unavailable
+from ..schemas.records import Row, Trajectory
+from ..schemas.serde import Decoder
+from ..schemas.topics import TRAJECTORIES
+
+log = logging.getLogger(__name__)
+
+
+class Feed(Protocol):
+    """Where the loop gets trajectories from."""
+
+    def start(self, offsets: Mapping[Position, int] | None) -> None:
+        """Reads on from offsets; None = from the beginning of what the log still holds."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Trajectory]:
+        """The next trajectories of the run; [] after `timeout_s` without any."""
+        ...
+
+    def offsets(self) -> dict[Position, int]:
+        """Where to read on after everything that `poll` has given out."""
+        ...
+
+    def mark(self) -> None:
+        """Remembers the log's end as it is now."""
+        ...
+
+    def reached(self) -> bool:
+        """True once everything before the mark was given out."""
+        ...
+
+    def close(self) -> None:
+        """Frees its connections."""
+        ...
+
+
+def check(t: Trajectory) -> Trajectory:
+    """A trajectory whose packed fields agree. Raises InvalidRecord."""
+    for row in t.rows:
+        _check_row(row, len(t.calls))
+    return t
+
+
+def _check_row(row: Row, calls: int) -> None:
+    length = len(row.mask)
+    if len(row.token_ids) != 4 * length or len(row.logprobs) != 4 * length:
+        raise InvalidRecord(
+            "bad_packing",
+            f"a row has {len(row.token_ids)} bytes of ids, {length} of mask, {len(row.logprobs)} of log-probs; "
+            "expected 4 : 1 : 4",
+        )
+    if any(not (0 <= s.start <= s.end <= length and 0 <= s.call < calls) for s in row.segments):
+        raise InvalidRecord("bad_packing", f"a segment reaches outside its row of {length} tokens or {calls} calls")
+    if any(not 0 <= v.start <= v.end <= length for v in row.policy_versions):
+        raise InvalidRecord("bad_packing", f"a version run reaches outside its row of {length} tokens")
+
+
+class KafkaFeed:
+    """A Feed over every partition of `trajectories`."""
+
+    def __init__(self, settings: Settings, run_id: str, decoder: Decoder, quarantine: Quarantine) -> None:
+        self._run_id = run_id
+        self._decoder = decoder
+        self._quarantine = quarantine
+        self._reader = Reader(settings, "trainer-feed")
+        self._raw: deque[Message] = deque()
+        self._offsets: dict[Position, int] = {}
+        self._ends: dict[Position, int] = {}
+
+    def start(self, offsets: Mapping[Position, int] | None) -> None:
+        if offsets:
+            self._reader.assign(offsets)
+        else:
+            self._reader.assign_topics([TRAJECTORIES])
+        self._offsets = dict(self._reader.positions)
+
+    def poll(self, timeout_s: float) -> list[Trajectory]:
+        if not self._raw:
+            self._raw.extend(self._reader.poll(timeout_s=timeout_s))
+        out: list[Trajectory] = []
+        while self._raw:
+            message = self._raw[0]
+            try:
+                found = self._decode(message)
+            except InvalidRecord as error:
+                self._quarantine.put(message, error)
+                found = None
+            except Unavailable as error:  # the record is fine: it is tried again, and nothing is skipped
+                log.warning("waiting for the schema registry: %s", error)
+                break
+            self._raw.popleft()
+            self._offsets[message.topic, message.partition] = message.offset + 1
+            if found is not None:
+                out.append(found)
+        return out
+
+    def _decode(self, message: Message) -> Trajectory | None:
+        if message.value is None:
+            return None
+        t = check(self._decoder.decode(Trajectory, message.value, message.headers))
+        self._quarantine.good()
+        return t if t.context.run_id == self._run_id and t.context.mode == "train" else None
+
+    def offsets(self) -> dict[Position, int]:
+        return dict(self._offsets)
+
+    def mark(self) -> None:
+        self._ends = self._reader.ends()
+
+    def reached(self) -> bool:
+        return not self._raw and self._reader.reached(self._ends)
+
+    def close(self) -> None:
+        self._reader.close()

@@ -1,0 +1,143 @@
+"""Which rollouts are compared with each other, and when a group is complete. Pure; time is passed in.
+
+    offer(trajectory) ──▶ open group ──(all members done | deadline)──▶ closed, for ever ──▶ ready ──▶ take(n)
+
+A member is done when the trajectory of its final attempt is there and the rewards it awaits have come or their
+deadline has passed. A closed group never opens again: what comes for it later is counted and not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..infra.clock import NS_PER_S
+from ..schemas.records import Trajectory
+
+Outcome = Literal["taken", "superseded", "late"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedGroup:
+    """Rollouts to compare: one trajectory each, by sample index."""
+
+    group_id: str
+    members: tuple[Trajectory, ...]
+    size: int  # rollouts the group was enqueued with
+    partial: bool = False  # closed by its deadline
+    order: int = 0  # groups close in this order
+
+    @property
+    def oldest_version(self) -> int:
+        """Lowest policy version in any row; -1 where no row names one."""
+        versions = [v.version for t in self.members for row in t.rows for v in row.policy_versions]
+        return min(versions, default=-1)
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A group that is not complete: the newest revision of each attempt seen."""
+
+    first_seen_ns: int
+    size: int
+    attempts: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+
+
+@dataclass(slots=True)
+class GroupState:
+    """Everything a restart needs of the feed besides its offsets."""
+
+    open: dict[str, OpenGroup] = field(default_factory=dict[str, OpenGroup])
+    ready: list[ClosedGroup] = field(default_factory=list[ClosedGroup])
+    closed: set[str] = field(default_factory=set[str])
+    # members of recorded batches that were read again and not applied yet, by (attempt_id, revision); see `replay`
+    held: dict[tuple[str, int], Trajectory] = field(default_factory=dict[tuple[str, int], Trajectory])
+    next_order: int = 0
+    late: int = 0  # trajectories that came for closed groups
+
+
+def group_of(trajectory: Trajectory) -> str:
+    """A trajectory's group; one without a group is alone in its own."""
+    return trajectory.context.group_id or trajectory.rollout_id
+
+
+def counting(attempts: Iterable[Trajectory]) -> dict[str, Trajectory]:
+    """rollout_id -> the final attempt's trajectory; of several final ones the last try."""
+    out: dict[str, Trajectory] = {}
+    for t in attempts:
+        held = out.get(t.rollout_id)
+        if t.final and (held is None or _try(t) > _try(held)):
+            out[t.rollout_id] = t
+    return out
+
+
+def _try(t: Trajectory) -> tuple[int, str]:
+    return t.context.attempt_number, t.attempt_id
+
+
+def rewards_settled(t: Trajectory, now_ns: int) -> bool:
+    """True once the rewards it awaits have come, or will not be waited for any longer."""
+    missing = set(t.context.await_rewards) - {r.name for r in t.rewards}
+    return not missing or now_ns >= t.end_ns + int(t.context.reward_deadline_s * NS_PER_S)
+
+
+class Groups:
+    """The transitions of GroupState."""
+
+    def __init__(self, deadline_s: float, state: GroupState | None = None) -> None:
+        self.state = state or GroupState()
+        self._deadline_ns = int(deadline_s * NS_PER_S)
+
+    def offer(self, t: Trajectory, now_ns: int) -> Outcome:
+        """Takes one trajectory in; closes its group if that completes it."""
+        group_id = group_of(t)
+        if group_id in self.state.closed:
+            self.state.late += 1
+            return "late"
+        group = self.state.open.setdefault(group_id, OpenGroup(now_ns, t.context.group_size))
+        group.size = max(group.size, t.context.group_size)
+        held = group.attempts.get(t.attempt_id)
+        if held is not None and held.revision >= t.revision:
+            return "superseded"
+        group.attempts[t.attempt_id] = t
+        self._close_if_done(group_id, group, now_ns)
+        return "taken"
+
+    def tick(self, now_ns: int) -> None:
+        """Closes what time completes: reward deadlines and group deadlines."""
+        for group_id, group in list(self.state.open.items()):
+            self._close_if_done(group_id, group, now_ns)
+
+    def take(self, count: int) -> list[ClosedGroup]:
+        """The next `count` ready groups, oldest policy version first, then by closing order; [] while there are fewer.
+
+        Oldest first, because the rest can wait for another step without growing too stale.
+        """
+        ready = self.state.ready
+        if len(ready) < count:
+            return []
+        ready.sort(key=lambda g: (g.oldest_version, g.order))
+        taken, self.state.ready = ready[:count], ready[count:]
+        return taken
+
+    def withdraw(self, group_ids: Iterable[str]) -> list[Trajectory]:
+        """Marks groups closed by decision of the log; returns what was held of them."""
+        ids = set(group_ids)
+        held = [t for i in ids & self.state.open.keys() for t in self.state.open.pop(i).attempts.values()]
+        held += [t for g in self.state.ready if g.group_id in ids for t in g.members]
+        self.state.ready = [g for g in self.state.ready if g.group_id not in ids]
+        self.state.closed |= ids
+        return held
+
+    def _close_if_done(self, group_id: str, group: OpenGroup, now_ns: int) -> None:
+        members = counting(group.attempts.values())
+        done = len(members) >= group.size and all(rewards_settled(t, now_ns) for t in members.values())
+        overdue = now_ns >= group.first_seen_ns + self._deadline_ns
+        if not done and not overdue:
+            return
+        ordered = sorted(members.values(), key=lambda t: (t.context.sample, t.rollout_id))
+        self.state.ready.append(ClosedGroup(group_id, tuple(ordered), group.size, not done, self.state.next_order))
+        self.state.next_order += 1
+        self.state.closed.add(group_id)
+        del self.state.open[group_id]

@@ -1,0 +1,134 @@
+"""What a trainer writes to the log and reads of it besides trajectories: batches, policy versions, live engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
+
+from ..infra.clock import Clock
+from ..infra.kafka import Message, Position, Reader
+from ..infra.producer import Producer
+from ..infra.quarantine import Quarantine
+from ..infra.settings import Settings
+from ..schemas.errors import InvalidRecord, Unavailable
+from ..schemas.records import Batch, Resource, Worker
+from ..schemas.serde import Decoder
+from ..schemas.topics import BATCHES, RESOURCES, WORKERS, Record
+from .engines import Engines
+from .lineage import Lineage
+
+T = TypeVar("T")
+
+END_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Batches a trainer recorded, in order, and where its topic ended."""
+
+    batches: tuple[Batch, ...]
+    next_offset: int
+
+
+class Journal(Protocol):
+    """The log as the loop needs it."""
+
+    def recorded(self, trainer_id: str, offset: int) -> Recorded:
+        """Every batch of a trainer from an offset of `batches` to its end as it is now."""
+        ...
+
+    def refresh(self, *, to_end: bool = False) -> None:
+        """Takes in new policy versions and heartbeats; `to_end` waits for every version published before the call."""
+        ...
+
+    @property
+    def lineage(self) -> Lineage:
+        """Policy versions seen."""
+        ...
+
+    @property
+    def engines(self) -> Engines:
+        """Engines seen."""
+        ...
+
+    def write(self, record: Record) -> int:
+        """Writes a record, waits for the broker and returns its offset. Raises DeliveryFailed."""
+        ...
+
+    def close(self) -> None:
+        """Frees its connections."""
+        ...
+
+
+class KafkaJournal:
+    """A Journal on Kafka."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: str,
+        producer: Producer,
+        decoder: Decoder,
+        quarantine: Quarantine,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._producer = producer
+        self._decoder = decoder
+        self._quarantine = quarantine
+        self._clock = clock
+        self.lineage = Lineage(policy)
+        self.engines = Engines(policy)
+        self._follower = Reader(settings, "trainer-journal")
+        self._follower.assign({(RESOURCES.name, 0): OFFSET_BEGINNING, (WORKERS.name, 0): OFFSET_END})
+
+    def recorded(self, trainer_id: str, offset: int) -> Recorded:
+        reader = Reader(self._settings, "trainer-batches")
+        position: Position = (BATCHES.name, 0)
+        try:
+            low, high = reader.watermarks(position)
+            reader.assign({position: offset or low})
+            found = [b for m in self._until(reader, {position: high}) if (b := self._read(Batch, m)) is not None]
+        finally:
+            reader.close()
+        return Recorded(tuple(b for b in found if b.trainer_id == trainer_id), high)
+
+    def refresh(self, *, to_end: bool = False) -> None:
+        position: Position = (RESOURCES.name, 0)
+        ends: dict[Position, int] = {position: self._follower.watermarks(position)[1]} if to_end else {}
+        for message in self._until(self._follower, ends):
+            if message.topic == RESOURCES.name:
+                resource = self._read(Resource, message)
+                if resource is not None:
+                    self.lineage.add(resource)
+            elif (beat := self._read(Worker, message)) is not None:
+                self.engines.add(beat)
+
+    def _until(self, reader: Reader, ends: dict[Position, int]) -> Iterator[Message]:
+        """What there is now, and at least everything before `ends`."""
+        give_up = self._clock.steady_s() + END_TIMEOUT_S
+        while True:
+            found = reader.poll(timeout_s=0.1 if ends else 0.0)
+            yield from found
+            if not found and (not ends or reader.reached(ends)):
+                return
+            if ends and self._clock.steady_s() > give_up:
+                raise Unavailable(f"{sorted(ends)} could not be read to the end in {END_TIMEOUT_S:g} s")
+
+    def _read(self, record: type[T], message: Message) -> T | None:
+        if message.value is None:
+            return None
+        try:
+            return self._decoder.decode(record, message.value, message.headers)
+        except InvalidRecord as error:
+            self._quarantine.put(message, error)
+            return None
+
+    def write(self, record: Record) -> int:
+        return self._producer.send_wait(record).offset
+
+    def close(self) -> None:
+        self._follower.close()

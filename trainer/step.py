@@ -1,0 +1,94 @@
+"""What the loop asks of whatever holds the weights, and which device that is on.
+
+`verl_step.VerlTrainer` is the one used; tests drive the loop with a small one of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from .batch import Floats, TrainRow
+from .config import TrainerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+Device = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an optimiser step did."""
+
+    loss: float
+    grad_norm: float  # before clipping
+    skipped: bool = False  # the gradient was not finite: weights are as before
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class PolicyTrainer(Protocol):
+    """A policy's weights and optimiser."""
+
+    def step(self, parts: Sequence[Sequence[TrainRow]], seed: int) -> StepResult:
+        """One optimiser step per part, in order. A non-finite gradient leaves the weights as they are."""
+        ...
+
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[Floats]:
+        """(T,) per row: log-prob of each token under today's weights and the row's temperature; [0] is NaN."""
+        ...
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Hugging Face name -> full tensor on the CPU, in the published type."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes weights, optimiser and random state into an empty folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Puts back what `save` wrote; the next step is then bit-equal on a CPU."""
+        ...
+
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        ...
+
+
+def prepare_device() -> Device:
+    """Picks CUDA where there is one, else the CPU, and tells verl. Call it before verl is imported.
+
+    The trainer is one process (world size 1): the rendezvous variables only fill in what verl insists on.
+    """
+    import torch
+
+    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    wanted |= {"VERL_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "GLOO_SOCKET_IFNAME": "lo"}
+    if device == "cpu":
+        wanted |= {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "spanloop.trainer.cpu_platform"}
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+    if not torch.distributed.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        # one process, so a store in memory does: no port is opened
+        store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage] public by its documentation
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    return device
+
+
+def make_trainer(config: TrainerConfig) -> PolicyTrainer:
+    """The verl trainer over `config.model_dir`. Takes seconds: verl imports Ray and transformers."""
+    device = prepare_device()
+    said = io.StringIO()  # verl prints its sizes and memory while it builds
+    with warnings.catch_warnings(), contextlib.redirect_stdout(said):
+        warnings.simplefilter("ignore")  # verl warns of every optional backend that is not installed
+        from .verl_step import VerlTrainer
+
+        return VerlTrainer(config, device)
