@@ -27,9 +27,9 @@ table.execute("CREATE TABLE items (key TEXT PRIMARY KEY, value TEXT)")
 table.executemany("INSERT INTO items VALUES (?, ?)", [(str(i), str((i * 3 + 1) % 10)) for i in range(10)])
 
 
-def find(key: str, wanted: str) -> str | None:
-    """The value of the key that was asked for; None for any other."""
-    row = table.execute("SELECT value FROM items WHERE key = ? AND key = ?", (key, wanted)).fetchone()
+def find(key: str) -> str | None:
+    """The value of a key; None if there is no such key."""
+    row = table.execute("SELECT value FROM items WHERE key = ?", (key,)).fetchone()
     return row[0] if row else None
 
 
@@ -44,7 +44,7 @@ def lookup(task: dict[str, str], llm: Any) -> float:
 
     messages: list[Any] = [{"role": "user", "content": f"get {task['key']}?"}]
     key = ask(messages)
-    value = find(key, task["key"])
+    value = find(key) if key == task["key"] else None
     told = f" {value}!" if value else " ?!"
     messages += [{"role": "assistant", "content": key}, {"role": "user", "content": told}]
     answer = ask(messages)

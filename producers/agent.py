@@ -163,7 +163,7 @@ def prompt_rollout(function: Callable[..., Any] | None = None, /) -> Any:
 
 def resolve(spec: str) -> Agent:
     """The agent that "package.module:name" or "path/to/file.py:name" names. Raises ConfigError saying what is wrong."""
-    module_name, _, attribute = spec.partition(":")
+    module_name, _, attribute = spec.rpartition(":")
     if not module_name or not attribute:
         raise ConfigError(f"agent {spec!r} must look like package.module:name or path/to/file.py:name")
     try:

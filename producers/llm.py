@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from ..schemas import semconv
 from . import context
 
-if TYPE_CHECKING:
-    import httpx
-
 C = TypeVar("C")
+
+
+class _Message(Protocol):
+    """A request or response of httpx or of a library of its shape: OpenAI's client has one of its own."""
+
+    headers: MutableMapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,6 @@ class LLM:
         del rollout_id, attempt_id
         return self.endpoint
 
-    @property
-    def http_client(self) -> httpx.Client:
-        """This process's HTTP client that notes which span a call became, for `OpenAI(http_client=…)`."""
-        return _client()
-
-    @property
-    def async_http_client(self) -> httpx.AsyncClient:
-        """The same for `AsyncOpenAI`; one event loop at a time may use it."""
-        return _async_client()
-
 
 def attempt_url(gateway_url: str, rollout_id: str, attempt_id: str) -> str:
     """Where the gateway takes the calls of an attempt."""
@@ -57,58 +49,34 @@ def attempt_url(gateway_url: str, rollout_id: str, attempt_id: str) -> str:
 def capture(client: C) -> C:
     """Makes an httpx client, or an OpenAI client around one, note the span of each call and send its parent.
 
-    Step rewards then find the call they judge, and calls hang under the operation that made them.
+    Step rewards then find the call they judge, and calls hang under the operation that made them. Copies of an OpenAI
+    client (`with_options`) share what is captured.
     """
-    import httpx
-
-    inner = client if isinstance(client, (httpx.Client, httpx.AsyncClient)) else getattr(client, "_client", None)
-    if isinstance(inner, httpx.AsyncClient):
-        _hook(inner, _on_request_async, _on_response_async)
-    elif isinstance(inner, httpx.Client):
-        _hook(inner, _on_request, _on_response)
-    else:
+    inner: Any = client if hasattr(client, "event_hooks") else getattr(client, "_client", None)
+    if not hasattr(inner, "event_hooks"):
         raise TypeError(f"capture takes an httpx or OpenAI client, got {type(client).__name__}")
+    pair = (_on_request_async, _on_response_async) if hasattr(inner, "aclose") else (_on_request, _on_response)
+    hooks: dict[str, list[Any]] = inner.event_hooks
+    if pair[1] not in hooks["response"]:
+        inner.event_hooks = {"request": [*hooks["request"], pair[0]], "response": [*hooks["response"], pair[1]]}
     return client
 
 
-def _hook(client: httpx.Client | httpx.AsyncClient, on_request: Any, on_response: Any) -> None:
-    hooks = cast("dict[str, list[Any]]", client.event_hooks)
-    if on_response not in hooks["response"]:
-        client.event_hooks = {
-            "request": [*hooks["request"], on_request],
-            "response": [*hooks["response"], on_response],
-        }
-
-
-def _on_request(request: httpx.Request) -> None:
+def _on_request(request: _Message) -> None:
     scope, parent = context.active(), context.parent()
     if scope is not None and parent is not None and semconv.TRACEPARENT_HEADER not in request.headers:
         request.headers[semconv.TRACEPARENT_HEADER] = f"00-{scope.trace_id}-{parent}-01"
 
 
-def _on_response(response: httpx.Response) -> None:
+def _on_response(response: _Message) -> None:
     span_id = response.headers.get(semconv.SPAN_ID_HEADER)
     if span_id:
         context.note_call(span_id)
 
 
-async def _on_request_async(request: httpx.Request) -> None:
+async def _on_request_async(request: _Message) -> None:
     _on_request(request)
 
 
-async def _on_response_async(response: httpx.Response) -> None:
+async def _on_response_async(response: _Message) -> None:
     _on_response(response)
-
-
-@cache
-def _client() -> httpx.Client:
-    import httpx
-
-    return capture(httpx.Client(timeout=None, follow_redirects=True))
-
-
-@cache
-def _async_client() -> httpx.AsyncClient:
-    import httpx
-
-    return capture(httpx.AsyncClient(timeout=None, follow_redirects=True))

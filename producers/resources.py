@@ -52,9 +52,11 @@ class Resources:
         """Name -> prompt, decoded JSON value, or `llm` for models; pins that do not exist are left out."""
         out: dict[str, object] = {}
         for name, version in assignment.pins.items():
-            found = self.get(name, version)
-            if found is not None:
-                out[name] = llm if found.kind in MODELS else value_of(found)
+            found, newest = self.get(name, version), self.get(name, None)
+            if newest is not None and newest.kind in MODELS:
+                out[name] = llm
+            elif found is not None:
+                out[name] = value_of(found)
         return out
 
     def llm(self, assignment: Assignment, gateway_url: str, key: str) -> LLM:

@@ -1,0 +1,111 @@
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from spanloop.producers import LLM, Agent, FunctionAgent, Job, PromptTemplate, RolloutInfo, llm_rollout, rollout
+from spanloop.producers.agent import prompt_rollout, resolve
+from spanloop.schemas.errors import ConfigError
+from spanloop.schemas.records import Assignment, Task
+
+TASK = Task("ro-1", "run-1", input='{"key": "7"}', mode="val", sample=2, data_id="row-3", metadata={"a": "b"})
+LLM_7 = LLM("http://g/v1", "policy", "k")
+PROMPT = PromptTemplate("Q: {question}", 4)
+JOB = Job(Assignment("wo-1", "at-1", attempt_number=2, task=TASK), TASK, LLM_7, {"prompt": PROMPT, "limit": 3})
+
+
+def test_parameters_are_filled_by_name() -> None:
+    @rollout
+    def agent(task: Any, resources: Any, rollout: RolloutInfo, prompt_template: Any, llm: Any, extra: int = 1) -> Any:
+        return [task, resources, rollout, prompt_template, llm, extra]
+
+    task, resources, info, prompt, llm, extra = cast("list[Any]", agent.run(JOB))
+    assert task == {"key": "7"}
+    assert resources == {"llm": LLM_7, "prompt": PROMPT, "limit": 3}
+    assert (info.rollout_id, info.attempt.attempt_id, info.attempt.sequence_id) == ("ro-1", "at-1", 2)
+    assert (info.mode, info.sample, info.data_id, info.metadata) == ("val", 2, "row-3", {"a": "b"})
+    assert (prompt, llm, extra) == (PROMPT, LLM_7, 1)
+
+
+@pytest.mark.parametrize("decorator", [rollout, rollout(), rollout(name="named"), llm_rollout, llm_rollout()])
+def test_a_decorated_function_is_an_agent_that_can_be_called_by_hand(decorator: Any) -> None:
+    def answer(task: int, llm: object = None) -> float:
+        """Answers."""
+        return task * (0.5 if llm is None else 1.0)
+
+    agent = decorator(answer)
+    assert isinstance(agent, Agent)
+    assert isinstance(agent, FunctionAgent)
+    assert agent(4) == 2.0
+    assert agent.__doc__ == "Answers."
+    assert not agent.is_async
+
+
+def test_a_coroutine_function_is_an_asynchronous_agent() -> None:
+    @prompt_rollout
+    async def agent(task: Any, prompt_template: PromptTemplate) -> str:
+        return prompt_template.format(question=task["key"])
+
+    assert agent.is_async
+    assert asyncio.run(agent.run(JOB)) == "Q: 7"
+
+
+@pytest.mark.parametrize("parameters", ["", "llm", "task, database"])
+def test_a_parameter_that_nobody_fills_is_refused_at_once(parameters: str) -> None:
+    found: dict[str, Any] = {}
+    exec(f"def agent({parameters}): pass", found)
+    with pytest.raises(TypeError, match="must take `task` and may take llm, rollout, prompt_template, resources"):
+        rollout(found["agent"])
+
+
+def test_an_agent_without_its_prompt_says_what_to_pin() -> None:
+    @rollout
+    def agent(task: Any, prompt_template: Any) -> None:
+        del task, prompt_template
+
+    with pytest.raises(ConfigError, match="none of that is a prompt; publish one and pin it"):
+        agent.run(Job(JOB.assignment, TASK, LLM_7))
+
+
+def test_a_spec_names_a_module_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from spanloop import rollout\n@rollout\ndef one(task): return 1.0\ndef plain(task): return 2.0\nn = 3\n"
+    (tmp_path / "my_agent.py").write_text(source)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert resolve("my_agent:one").run(JOB) == 1.0
+    assert resolve(f"{tmp_path}/my_agent.py:plain").run(JOB) == 2.0
+    for wrong, message in [
+        ("my_agent", "must look like"),
+        ("my_agent:n", "is a int"),
+        ("my_agent:two", "cannot be loaded"),
+        ("no_such_module:one", "cannot be loaded"),
+        (f"{tmp_path}/gone.py:one", "no file"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            resolve(wrong)
+
+
+def test_importing_rollout_loads_neither_a_broker_client_nor_a_tracer() -> None:
+    code = (
+        "from spanloop import rollout; import sys; "
+        "print([m for m in ('confluent_kafka', 'opentelemetry', 'httpx', 'pydantic', 'fastavro') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_class_of_ones_own_can_be_an_agent() -> None:
+    class Mine:
+        name = "mine"
+        is_async = True
+
+        def run(self, job: Job) -> Awaitable[float]:
+            async def work() -> float:
+                return float(job.assignment.attempt_number)
+
+            return work()
+
+    assert isinstance(Mine(), Agent)

@@ -1,0 +1,287 @@
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sdk import FakeSender, spool_of, until
+
+from spanloop.infra.clock import ManualClock
+from spanloop.producers import emit_message, emit_reward, rollout
+from spanloop.producers.attempts import RESOURCE_WAIT_S, Attempts, Links
+from spanloop.producers.resources import Resources
+from spanloop.schemas import semconv
+from spanloop.schemas.records import Assignment, AttemptEnd, Limits, Resource, Task
+
+
+class Bench:
+    """Attempts on a spool in memory, with a clock that stands still."""
+
+    def __init__(self, agent: Any, sender: FakeSender, attempts: Attempts, clock: ManualClock) -> None:
+        self.agent, self.sender, self.attempts, self.clock = agent, sender, attempts, clock
+        self.resources = Resources()
+
+    def accept(self, n: int, *, age_s: float = 0.0, task_input: object = None, pins: Any = None) -> None:
+        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input), limits=Limits(timeout_s=10.0))
+        assignment = Assignment("wo-1", f"at-{n}", task=task, claim_s=30.0, pins=pins or {})
+        self.attempts.accept(assignment, task, age_s)
+
+    def end(self, n: int) -> AttemptEnd:
+        until(lambda: self.sender.end_of(f"at-{n}"))
+        batch = self.sender.end_of(f"at-{n}")
+        assert batch is not None
+        assert batch.end is not None
+        return batch.end
+
+
+@contextmanager
+def bench(agent: Any, *, slots: int = 2) -> Generator[Bench]:
+    sender, clock, resources = FakeSender(), ManualClock(), Resources()
+    with spool_of(sender, linger_s=0.005) as spool:
+        attempts = Attempts(
+            agent,
+            spool,
+            resources,
+            Links("http://g", lambda rollout_id, attempt_id: f"{rollout_id}/{attempt_id}"),
+            slots=slots,
+            clock=clock,
+            changed=lambda: None,
+        )
+        made = Bench(agent, sender, attempts, clock)
+        made.resources = resources
+        yield made
+        attempts.hand_back("the test is over")
+        attempts.close(5.0)
+
+
+def test_a_returned_number_is_the_final_reward_before_the_end_marker() -> None:
+    @rollout
+    def agent(task: Any, llm: Any) -> float:
+        emit_message(f"{task} {llm.api_key}")
+        emit_reward(0.5, name="style", step=True)
+        return 1.0
+
+    with bench(agent) as b:
+        b.accept(1, task_input="q")
+        end = b.end(1)
+        assert (end.status, end.span_count, end.reward_count, end.final) == ("succeeded", 2, 2, True)
+        assert [(r.name, r.scope, r.value) for r in b.sender.rewards] == [
+            ("style", "step", 0.5),
+            ("reward", "final", 1.0),
+        ]
+        message, root = b.sender.spans
+        assert (root.name, root.parent_span_id, message.parent_span_id) == ("agent", None, root.span_id)
+        assert json.loads(message.attributes)[semconv.BODY] == "q ro-1/at-1"
+
+
+def test_an_exception_fails_the_attempt_with_its_type_and_message_as_a_span() -> None:
+    @rollout
+    def agent(task: Any) -> None:
+        raise ValueError(f"boo {task}")
+
+    with bench(agent) as b:
+        b.accept(1, task_input=7)
+        end = b.end(1)
+        assert (end.status, end.error_type, end.reason) == ("failed", "ValueError", "ValueError: boo 7")
+        (root,) = b.sender.spans
+        assert json.loads(root.attributes)[semconv.EXCEPTION_MESSAGE] == "boo 7"
+        assert b.sender.rewards == []
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_an_agent_cannot_take_the_worker_down(error: BaseException) -> None:
+    @rollout
+    def agent(task: Any) -> None:
+        if task:
+            raise error
+
+    @rollout
+    async def asynchronous(task: Any) -> None:
+        if task:
+            raise error
+
+    for each in (agent, asynchronous):
+        with bench(each, slots=1) as b:
+            b.accept(1, task_input=1)
+            b.accept(2, task_input=0)
+            assert (b.end(1).status, b.end(2).status) == ("failed", "succeeded")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_no_more_attempts_run_at_once_than_there_are_slots(asynchronous: bool) -> None:
+    lock, now, most = threading.Lock(), 0, 0
+
+    def count(change: int) -> None:
+        nonlocal now, most
+        with lock:
+            now += change
+            most = max(most, now)
+
+    def sync_agent(task: Any) -> None:
+        del task
+        count(1)
+        time.sleep(0.005)
+        count(-1)
+
+    async def async_agent(task: Any) -> None:
+        del task
+        count(1)
+        await asyncio.sleep(0.005)
+        count(-1)
+
+    with bench(rollout(async_agent if asynchronous else sync_agent), slots=3) as b:
+        for n in range(20):
+            b.accept(n)
+        for n in range(20):
+            assert b.end(n).status == "succeeded"
+        until(lambda: b.attempts.named() == [])
+    assert most == 3
+
+
+def test_an_asynchronous_agent_is_cancelled_at_its_deadline() -> None:
+    cancelled = threading.Event()
+
+    @rollout
+    async def agent(task: Any) -> None:
+        del task
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with bench(agent) as b:
+        b.accept(1)
+        b.clock.advance(9.9)
+        b.attempts.tick()
+        assert b.attempts.named() == ["at-1"]
+        b.clock.advance(0.2)
+        b.attempts.tick()
+        end = b.end(1)
+        assert (end.status, end.failure_class) == ("timeout", "agent")
+        assert cancelled.wait(10)
+
+
+def test_a_thread_is_left_alone_at_its_deadline_and_its_slot_is_free() -> None:
+    go_on, done = threading.Event(), threading.Event()
+
+    @rollout
+    def agent(task: Any) -> float:
+        if task == "stuck":
+            go_on.wait(30)
+            emit_message("too late")
+            done.set()
+        return 1.0
+
+    with bench(agent, slots=1) as b:
+        b.accept(1, task_input="stuck")
+        b.clock.advance(11)
+        b.attempts.tick()
+        b.accept(2)
+        assert (b.end(1).status, b.end(2).status) == ("timeout", "succeeded")
+        assert b.attempts.abandoned == 1
+        go_on.set()
+        assert done.wait(10)
+        until(lambda: b.attempts.named() == [])
+    assert [batch.end.status for batch in b.sender.batches if batch.end and batch.attempt_id == "at-1"] == ["timeout"]
+    assert all("too late" not in s.attributes for s in b.sender.spans)
+
+
+def test_a_cancelled_attempt_is_stopped_whether_it_runs_or_waits() -> None:
+    @rollout
+    async def agent(task: Any) -> None:
+        del task
+        await asyncio.sleep(3600)
+
+    with bench(agent, slots=1) as b:
+        b.accept(1)
+        b.accept(2)
+        b.attempts.cancel("at-2", "by hand")
+        b.attempts.cancel("at-1", "by hand")
+        b.attempts.cancel("at-9", "by hand")
+        for n in (1, 2):
+            end = b.end(n)
+            assert (end.status, end.failure_class, end.reason) == ("cancelled", "infra", "by hand")
+    begun = {batch.attempt_id for batch in b.sender.batches if batch.begin}
+    assert begun == {"at-1"}
+
+
+def test_a_claim_that_expires_while_it_waits_for_a_slot_is_not_begun() -> None:
+    gate = threading.Event()
+
+    @rollout
+    def agent(task: Any) -> None:
+        del task
+        gate.wait(30)
+
+    with bench(agent, slots=1) as b:
+        b.accept(1)
+        b.accept(2, age_s=25.0)
+        b.accept(3)
+        b.clock.advance(6)
+        gate.set()
+        assert b.end(3).status == "succeeded"
+        until(lambda: b.attempts.named() == [])
+    assert {batch.attempt_id for batch in b.sender.batches} == {"at-1", "at-3"}
+
+
+def test_an_attempt_is_named_until_its_end_marker_is_acknowledged() -> None:
+    @rollout
+    def agent(task: Any) -> None:
+        del task
+
+    with bench(agent) as b:
+        b.sender.hold = True
+        b.accept(1)
+        b.end(1)
+        assert b.attempts.named() == ["at-1"]
+        assert b.attempts.idle()
+        b.sender.release()
+        until(lambda: b.attempts.named() == [])
+
+
+def test_an_attempt_waits_for_a_pinned_resource_that_is_on_its_way() -> None:
+    @rollout
+    def agent(task: Any, prompt_template: Any) -> None:
+        del task
+        emit_message(prompt_template.template)
+
+    with bench(agent) as b:
+        b.accept(1, pins={"ask": 2})
+        b.attempts.tick()
+        assert b.sender.batches == []
+        b.resources.put(Resource("ask", 2, "prompt", '"hello"'))
+        b.attempts.tick()
+        assert b.end(1).status == "succeeded"
+        assert "hello" in b.sender.spans[0].attributes
+
+
+def test_a_pinned_resource_that_never_comes_is_the_infrastructures_failure() -> None:
+    @rollout
+    def agent(task: Any) -> None:
+        del task
+
+    with bench(agent) as b:
+        b.accept(1, pins={"ask": 2})
+        b.clock.advance(RESOURCE_WAIT_S + 0.1)
+        b.attempts.tick()
+        end = b.end(1)
+        assert (end.status, end.failure_class, end.reason) == ("failed", "infra", "no resource ask@2")
+
+
+def test_what_is_left_is_handed_back() -> None:
+    @rollout
+    async def agent(task: Any) -> None:
+        del task
+        await asyncio.sleep(3600)
+
+    with bench(agent, slots=1) as b:
+        b.accept(1)
+        b.accept(2)
+        b.attempts.hand_back("stopping")
+        for n in (1, 2):
+            end = b.end(n)
+            assert (end.status, end.failure_class, end.final) == ("returned", "infra", False)

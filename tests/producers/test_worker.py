@@ -1,0 +1,293 @@
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+from sdk import until
+
+from spanloop.infra.kafka import Reader
+from spanloop.infra.producer import Producer
+from spanloop.infra.registry import Registry
+from spanloop.infra.settings import Settings
+from spanloop.producers import emit_message, rollout
+from spanloop.producers.keys import verify
+from spanloop.producers.worker import WorkerService
+from spanloop.schemas.records import Assignment, AttemptEnd, Resource, Reward, SpanBatch, Task, Worker
+from spanloop.schemas.serde import Decoder
+from spanloop.schemas.topics import REWARDS, SPANS, TOPICS, WORKERS, partition_of
+
+T = TypeVar("T")
+
+
+class Controller:
+    """Stands in for the controller: gives out assignments, reads all that comes back."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.producer = Producer(settings, "controller")
+        self._registry = Registry(settings.registry_url)
+        self._decoder = Decoder(self._registry)
+        self._reader = Reader(settings, "controller")
+        self._reader.assign_topics([SPANS, REWARDS, WORKERS])
+        self.records: list[tuple[int, object]] = []  # (timestamp in ms, record)
+
+    def give(self, worker: WorkerService | str, n: int, task_input: object = None, **changes: Any) -> None:
+        worker_id = worker if isinstance(worker, str) else worker.worker_id
+        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input))
+        given: dict[str, Any] = {"epoch": 1, "task": task, "at_ns": time.time_ns(), **changes}
+        self.producer.send_wait(Assignment(worker_id, f"at-{n}", **given))
+
+    def read(self) -> None:
+        for m in self._reader.poll(500, 0.02):
+            assert m.value is not None
+            self.records.append((m.timestamp_ms, self._decoder.decode_topic(TOPICS[m.topic], m.value)))
+
+    def all(self, kind: type[T]) -> list[T]:
+        self.read()
+        return [record for _, record in self.records if isinstance(record, kind)]
+
+    def wait(self, found: Callable[[], T | None]) -> T:
+        until(lambda: found() is not None)
+        out = found()
+        assert out is not None
+        return out
+
+    def end(self, n: int) -> AttemptEnd:
+        return self.wait(
+            lambda: next((b.end for b in self.all(SpanBatch) if b.attempt_id == f"at-{n}" and b.end), None)
+        )
+
+    def beat(self, good: Callable[[Worker], bool]) -> Worker:
+        return self.wait(lambda: next((w for w in self.all(Worker) if good(w)), None))
+
+    def ready(self) -> None:
+        until(lambda: self.all(Worker))
+
+    def close(self) -> None:
+        self._reader.close()
+        self._registry.close()
+        self.producer.close()
+
+
+@pytest.fixture
+def controller(embedded_settings: Settings) -> Generator[Controller]:
+    made = Controller(embedded_settings)
+    yield made
+    made.close()
+
+
+@contextmanager
+def running(settings: Settings, agent: Any, **options: Any) -> Generator[WorkerService]:
+    """A worker in a thread; what it raises is raised here."""
+    worker, stop = WorkerService(settings, rollout(agent), trace=False, **options), threading.Event()
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run(stop)
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the test's own thread
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert raised == []
+
+
+def test_it_says_what_it_is_runs_what_it_is_given_and_says_goodbye(controller: Controller) -> None:
+    def agent(task: Any, llm: Any) -> float:
+        emit_message(f"{task['q']} {llm.base_url} {llm.api_key}")
+        return 0.5
+
+    settings = controller.settings.with_(secret="s")
+    with running(settings, agent, slots=2, prefetch=3, name="desk", labels=("gpu",)) as worker:
+        first = controller.beat(lambda w: w.worker_id == worker.worker_id)
+        assert (first.role, first.name, first.slots, first.labels, first.alive) == ("worker", "desk", 5, ["gpu"], True)
+        assert (first.running, first.last_assignment_offset) == ([], -1)
+        controller.give(worker, 1, {"q": "why"})
+        end = controller.end(1)
+        assert (end.status, end.span_count, end.reward_count, end.final) == ("succeeded", 2, 1, True)
+        assert (end.context.run_id, end.context.worker_id) == ("run-1", worker.worker_id)
+        until(lambda: controller.all(Reward))
+        reward = controller.all(Reward)[0]
+        assert (reward.rollout_id, reward.attempt_id, reward.value, reward.scope) == ("ro-1", "at-1", 0.5, "final")
+        question, url, key = json.loads(
+            next(s for b in controller.all(SpanBatch) for s in b.spans if s.name == "spanloop.message").attributes
+        )["spanloop.body"].split()
+        assert (question, url) == ("why", f"{settings.gateway_url}/rollout/ro-1/attempt/at-1/v1")
+        assert verify("s", key) == ("ro-1", "at-1")
+        controller.beat(lambda w: w.last_assignment_offset >= 0 and w.running == [])
+    goodbye = controller.beat(lambda w: not w.alive)
+    assert (goodbye.worker_id, goodbye.slots, goodbye.running) == (worker.worker_id, 0, [])
+
+
+def test_begin_comes_before_the_spans_and_the_end_behind_them(controller: Controller) -> None:
+    gate = threading.Event()
+
+    def agent(task: Any) -> None:
+        del task
+        gate.wait(30)
+        for i in range(3):
+            emit_message(str(i))
+
+    with running(controller.settings, agent) as worker:
+        controller.ready()
+        controller.give(worker, 1)
+        until(lambda: controller.all(SpanBatch))
+        beat = controller.beat(lambda w: w.running == ["at-1"])
+        assert beat.worker_id == worker.worker_id
+        gate.set()
+        controller.end(1)
+    batches = controller.all(SpanBatch)
+    assert [b.begin for b in batches] == [True] + [False] * (len(batches) - 1)
+    assert [b.end is not None for b in batches] == [False] * (len(batches) - 1) + [True]
+    assert [s.sequence for b in batches for s in b.spans] == [0, 1, 2, 3]
+
+
+def test_a_blocked_event_loop_does_not_hold_spans_back(controller: Controller) -> None:  # PS-11
+    blocked = threading.Event()
+    emitted_ns: list[int] = []
+
+    async def agent(task: Any) -> None:
+        del task
+        emitted_ns.append(time.time_ns())
+        emit_message("before")
+        time.sleep(5)
+        blocked.set()
+
+    with running(controller.settings, agent) as worker:
+        controller.ready()
+        controller.give(worker, 1)
+        until(lambda: [s for b in controller.all(SpanBatch) for s in b.spans])
+        assert not blocked.is_set()
+        sent_ms = next(ms for ms, r in controller.records if isinstance(r, SpanBatch) and r.spans)
+        assert sent_ms - emitted_ns[0] / 1e6 < 1000
+        beats = len(controller.all(Worker))
+        until(lambda: len(controller.all(Worker)) >= beats + 2)
+        assert not blocked.is_set()
+        assert controller.end(1).status == "succeeded"
+
+
+def test_other_workers_older_epochs_and_late_claims_are_left_alone(controller: Controller) -> None:
+    ran: list[Any] = []
+
+    def agent(task: Any) -> None:
+        ran.append(task)
+
+    with running(controller.settings, agent) as worker:
+        controller.ready()
+        partition = partition_of(worker.worker_id, controller.settings.partitions)
+        other = next(
+            f"wo-{i}" for i in range(99) if partition_of(f"wo-{i}", controller.settings.partitions) == partition
+        )
+        controller.give(other, 1, 1)
+        controller.give(worker, 2, 2, epoch=7)
+        controller.give(worker, 3, 3, epoch=6)
+        controller.give(worker, 4, 4, epoch=7)
+        controller.end(4)
+    assert sorted(ran) == [2, 4]
+    assert worker.refused == 1
+
+
+def test_nothing_given_before_its_first_heartbeat_is_run(controller: Controller) -> None:
+    ran: list[Any] = []
+
+    def agent(task: Any) -> None:
+        ran.append(task)
+
+    worker = WorkerService(controller.settings, rollout(agent), trace=False)
+    controller.give(worker, 1, 1)
+    stop = threading.Event()
+    thread = threading.Thread(target=worker.run, args=(stop,))
+    thread.start()
+    controller.beat(lambda w: w.worker_id == worker.worker_id)
+    controller.give(worker, 2, 2)
+    controller.end(2)
+    stop.set()
+    thread.join(10)
+    assert ran == [2]
+
+
+def test_a_cancel_stops_an_agent(controller: Controller) -> None:
+    async def agent(task: Any) -> None:
+        del task
+        await asyncio.sleep(3600)
+
+    with running(controller.settings, agent) as worker:
+        controller.ready()
+        controller.give(worker, 1)
+        controller.beat(lambda w: w.running == ["at-1"])
+        controller.give(worker, 1, action="cancel", task=None)
+        assert controller.end(1).status == "cancelled"
+        controller.beat(lambda w: w.running == [] and w.last_assignment_offset >= 1)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_told_to_stop_it_hands_back_what_does_not_finish_within_five_seconds(
+    controller: Controller, asynchronous: bool
+) -> None:
+    release = threading.Event()
+
+    def sync_agent(task: Any) -> None:
+        emit_message("started")
+        if task == "long":
+            release.wait(60)
+
+    async def async_agent(task: Any) -> None:
+        emit_message("started")
+        if task == "long":
+            await asyncio.sleep(3600)
+
+    with running(controller.settings, async_agent if asynchronous else sync_agent, prefetch=1) as worker:
+        controller.ready()
+        controller.give(worker, 1, "long")
+        controller.give(worker, 2, "short")
+        controller.beat(lambda w: set(w.running) == {"at-1", "at-2"})
+        started = time.monotonic()
+    took_s = time.monotonic() - started
+    release.set()
+    assert took_s < 5
+    for n in (1, 2):
+        end = controller.end(n)
+        assert (end.status, end.failure_class, end.final) == ("returned", "infra", False)
+    assert any("started" in s.attributes for b in controller.all(SpanBatch) for s in b.spans)
+    controller.beat(lambda w: not w.alive)
+
+
+def test_told_to_stop_it_lets_a_short_agent_finish(controller: Controller) -> None:
+    at_work = threading.Event()
+
+    def agent(task: Any) -> float:
+        del task
+        at_work.set()
+        time.sleep(0.2)
+        return 1.0
+
+    with running(controller.settings, agent) as worker:
+        controller.ready()
+        controller.give(worker, 1)
+        assert at_work.wait(10)
+    assert controller.end(1).status == "succeeded"
+
+
+def test_a_prompt_is_taken_at_the_version_pinned(controller: Controller) -> None:
+    for version in (1, 2, 3):
+        controller.producer.send_wait(Resource("ask", version, "prompt", json.dumps(f"v{version} {{q}}")))
+
+    def agent(task: Any, prompt_template: Any) -> None:
+        emit_message(prompt_template.format(q=task))
+
+    with running(controller.settings, agent) as worker:
+        controller.ready()
+        controller.give(worker, 1, "why", pins={"ask": 2})
+        controller.end(1)
+    assert any('"v2 why"' in s.attributes for b in controller.all(SpanBatch) for s in b.spans)
