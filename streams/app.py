@@ -1,0 +1,275 @@
+"""The assembler as a Faust app.
+
+    spans, rewards ─▶ Faust (group, assignment, fetching) ─▶ Shell ─▶ Assembler
+                                                          ◀─ offsets to commit
+
+    SPANLOOP_BOOTSTRAP=… faust -A spanloop.streams.app worker --without-web
+
+Faust gives partitions and records. It never acknowledges (`acks=False`): it would commit past gaps, and past a record
+whose handling failed. Offsets are committed here, after `Shell.settle`. On assignment a raw reader catches up to the
+end, forty times as fast as Faust, and Faust goes on from there. Whatever is not foreseen stops the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from operator import methodcaller
+from tempfile import TemporaryDirectory
+from typing import cast
+
+from ..infra.clock import Clock
+from ..infra.kafka import Message as Raw
+from ..infra.kafka import Names, Position
+from ..infra.settings import Settings
+from ..schemas.errors import ConfigError, SpanloopError
+from ..schemas.topics import BIG_MAX_BYTES, REWARDS, SPANS
+from .faust_types import TP, App, BootStrategy, Event, Stream
+from .first_offsets import commit_first_offsets, committed_offsets
+from .messages import Policy, Source
+from .shell import NAME, SOURCES, Shell
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+# Faust waits this long for a batch to fill: most of the time from an end marker to its trajectory.
+BATCH_S = 0.02
+QUEUED_BATCHES = 4
+TICK_S = 0.05
+COMMIT_S = 0.2
+STOP_POLL_S = 0.05
+# What is not committed by then is read again at the next start.
+LAST_COMMIT_S = 1.0
+# Faust warns of partitions without commits; ours are held back for as long as an attempt is open.
+NEVER_S = 1e9
+
+
+class _ConsumerOnly(BootStrategy):
+    """Records leave through our own producer, so Faust's is not started."""
+
+    enable_kafka_producer = False
+    enable_web = False
+
+
+class AssemblerApp(App):
+    """A Faust app around a `Shell`, which is made when the app starts."""
+
+    BootStrategy = _ConsumerOnly
+
+    def __init__(self, settings: Settings, policy: Policy | None = None, clock: Clock | None = None) -> None:
+        self._folder = TemporaryDirectory(prefix="spanloop-assembler-")
+        super().__init__(id=f"{settings.prefix}-{NAME}", datadir=self._folder.name, **faust_settings(settings))
+        self.settings = settings
+        self.make_shell: Callable[[], Shell] = lambda: Shell(settings, policy, clock)
+        self.shell: Shell | None = None
+        self.held: set[int] = set()  # partitions caught up
+        self.names = Names(settings.prefix)
+        self._ready = asyncio.Event()
+        self._queue: asyncio.Queue[Sequence[Raw]] = asyncio.Queue(QUEUED_BATCHES)
+        self._take_over_lock = asyncio.Lock()
+        self._generation = 0
+        source = self.topic(
+            *(self.names.full(t.name) for t in (SPANS, REWARDS)),
+            key_serializer="raw",
+            value_serializer="raw",
+            acks=False,
+        )
+        self.agent(source, name=NAME)(self._forward)
+        self.on_partitions_assigned.connect(self._assigned)
+
+    # --- life
+
+    async def on_first_start(self) -> None:
+        await super().on_first_start()
+        await asyncio.to_thread(commit_first_offsets, self.settings, NAME)
+        self.shell = await asyncio.to_thread(self.make_shell)
+
+    async def on_started(self) -> None:
+        await super().on_started()
+        for work in (self._take, self._tick, self._reread, self._commit):
+            self.add_future(work())
+
+    async def on_stop(self) -> None:
+        self._generation += 1
+        with suppress(asyncio.TimeoutError, SpanloopError):  # not committed = read again, nothing is lost
+            await asyncio.wait_for(self.commit_now(), LAST_COMMIT_S)
+        await super().on_stop()
+
+    async def on_shutdown(self) -> None:
+        await super().on_shutdown()
+        if self.shell is not None:
+            await asyncio.to_thread(self.shell.close)
+        self._folder.cleanup()
+
+    def _shell(self) -> Shell:
+        assert self.shell is not None
+        return self.shell
+
+    # --- partitions
+
+    async def _assigned(self, _: object, assigned: set[TP], **__: object) -> None:
+        self._ready.clear()
+        self._generation += 1
+        numbers = {
+            source: {tp.partition for tp in assigned if tp.topic == self.names.full(source)} for source in SOURCES
+        }
+        if numbers["spans"] != numbers["rewards"]:
+            raise ConfigError(
+                f"assigned partitions {numbers['spans']} of spans and {numbers['rewards']} of rewards; they must be "
+                "the same: do both topics have as many partitions? (`spanloop doctor`)"
+            )
+        self.add_future(self._take_over(numbers["spans"], self._generation))
+
+    async def _take_over(self, numbers: set[int], generation: int) -> None:
+        """Gives up what another member has, catches up with what is new, and lets Faust go on from there."""
+
+        def superseded() -> bool:
+            return generation != self._generation
+
+        shell = self._shell()
+        async with self._take_over_lock:
+            for partition in self.held - numbers:
+                self.held.discard(partition)
+                shell.revoke(partition)
+            for partition in sorted(numbers - self.held):
+                wanted: list[Position] = [(source, partition) for source in SOURCES]
+                found = await asyncio.to_thread(committed_offsets, self.settings, NAME, wanted)
+                committed: dict[Source, int] = {source: found[source, partition] for source in SOURCES}
+                if not await shell.take_over(partition, committed, superseded):
+                    return
+                self.held.add(partition)
+            while self.rebalancing:  # Faust seeks to the committed offsets just before this ends
+                if superseded():
+                    return
+                await asyncio.sleep(STOP_POLL_S)
+            positions = {
+                TP(self.names.full(source), p): offset
+                for p in self.held
+                for source, offset in shell.positions(p).items()
+            }
+            if positions and not superseded():
+                await self.consumer.seek_wait(positions)
+            if not superseded():
+                self._ready.set()
+
+    # --- work
+
+    async def _forward(self, stream: Stream) -> None:
+        """The agent: it only hands on, so that an error in the work stops the app instead of this agent."""
+        async for events in stream.noack_take(BATCH, within=BATCH_S):
+            await self._queue.put([self._raw(event) for event in events])
+
+    def _raw(self, event: Event) -> Raw:
+        m = event.message
+        headers = list(m.headers.items()) if isinstance(m.headers, Mapping) else m.headers
+        return Raw(self.names.short(m.topic), m.partition, m.offset, m.key, m.value, headers)
+
+    async def _take(self) -> None:
+        while True:
+            messages = await self._queue.get()
+            await self._ready.wait()
+            await self._shell().take(messages)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._shell().tick()
+
+    async def _reread(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._shell().rereads:
+                await self._shell().reread()
+
+    async def _commit(self) -> None:
+        while True:
+            await asyncio.sleep(COMMIT_S)
+            await self.commit_now()
+
+    async def commit_now(self) -> None:
+        """Waits for acknowledgements and commits what they allow."""
+        if self.shell is None:
+            return
+        offsets = await self.shell.settle()
+        if not offsets or self.rebalancing:
+            return
+        assignment = self.consumer.assignment()
+        wanted = {TP(self.names.full(t), p): offset for (t, p), offset in offsets.items()}
+        commit = cast("Callable[[object], Awaitable[bool]]", methodcaller("_commit", wanted))
+        if wanted.keys() <= assignment and await commit(self.consumer):
+            self.shell.committed(offsets)
+
+
+def faust_settings(settings: Settings) -> dict[str, object]:
+    """Faust's settings; the traps they avoid are in its documentation and in docs/design.md.
+
+    settings.kafka is librdkafka's: security.protocol and sasl.* go to `broker_credentials` here.
+    """
+    return {
+        "broker": [f"kafka://{host}" for host in settings.bootstrap.split(",")],
+        "store": "memory://",
+        "value_serializer": "raw",
+        "processing_guarantee": "at_least_once",
+        "consumer_auto_offset_reset": "none",
+        "consumer_max_fetch_size": BIG_MAX_BYTES,
+        "broker_session_timeout": settings.session_timeout_s,
+        "broker_heartbeat_interval": settings.session_timeout_s / 3,
+        "broker_request_timeout": max(10.0, settings.session_timeout_s + 1),
+        "broker_commit_livelock_soft_timeout": NEVER_S,
+        "broker_max_poll_records": BATCH,
+        "stream_wait_empty": False,
+        "stream_processing_timeout": NEVER_S,
+        "topic_allow_declare": False,
+        "topic_disable_leader": True,
+        "topic_partitions": settings.partitions,
+        "web_enabled": False,
+    }
+
+
+class AssemblerService:
+    """The assembler as a part that runs until it is told to stop, in any thread."""
+
+    def __init__(self, settings: Settings, policy: Policy | None = None, clock: Clock | None = None) -> None:
+        self._make = lambda: AssemblerApp(settings, policy, clock)
+        self.app: AssemblerApp | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Assembles until `stop` is set. Raises what the app crashed with: DataLost, DeliveryFailed, ..."""
+        loop = new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(self._main(stop))
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    async def _main(self, stop: threading.Event) -> None:
+        app = self.app = self._make()
+        try:
+            await app.start()
+            while not stop.is_set() and not app.crashed:
+                await asyncio.sleep(STOP_POLL_S)
+        finally:
+            await app.stop()
+        if app.crash_reason is not None:
+            raise app.crash_reason
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed: Faust runs a sixth faster on it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def __getattr__(name: str) -> AssemblerApp:
+    """`app`, made from the environment when `faust -A spanloop.streams.app` asks for it."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = globals()["app"] = AssemblerApp(Settings())
+    return made

@@ -1,0 +1,175 @@
+"""One attempt as it comes in: the set of its events, whatever their order and however often each was sent.
+
+Everything a trajectory is made from is a function of this set, so arrival order, duplicates and restarts do not show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..schemas.records import Reward
+from .nodes import EndNode, RewardNode, SpanNode
+
+
+@dataclass(slots=True)
+class OpenAttempt:
+    """The events of an attempt and what is known of its completeness. Mutable; times are Unix nanoseconds."""
+
+    rollout_id: str
+    attempt_id: str
+    partition: int
+    first_ns: int  # when its first event was read
+    last_ns: int = 0  # when its last event was read
+    begun: bool = False  # its begin batch is there
+    end: EndNode | None = None
+    end_seen_ns: int = 0
+    spans: dict[tuple[str, int], list[SpanNode]] = field(default_factory=dict[tuple[str, int], list[SpanNode]])
+    rewards: dict[str, list[RewardNode]] = field(default_factory=dict[str, list[RewardNode]])
+    refused: set[bytes] = field(default_factory=set[bytes])  # digests of quarantined rewards
+    span_ids: set[str] = field(default_factory=set[str])
+    absent: set[str] = field(default_factory=set[str])  # parents not here yet
+    sent_spans: Counter[str] = field(default_factory=Counter[str])  # span events by producer
+    sent_rewards: Counter[str] = field(default_factory=Counter[str])  # rewards by producer, quarantined ones too
+    events: int = 0  # distinct span and reward events: the revision
+    size: int = 0  # bytes held, roughly
+    spans_first: int | None = None
+    spans_next: int | None = None
+    rewards_first: int | None = None
+    rewards_next: int | None = None
+    rebuilding: bool = False  # its earlier events are being read again
+    echo_end: bool = False  # an end marker came while its earlier events were being read again
+    rooted: bool = False  # a root span is there
+    root_ended: bool = False  # a root span is over, as a plain OpenTelemetry trace's is at its end
+    dirty: bool = False  # changed since it was last emitted
+    dirty_ns: int = 0  # since when
+    emitted: str | None = None  # digest of the last revision
+    deadline_ns: int | None = None
+
+    def add_span(self, node: SpanNode) -> bool:
+        """Takes a span event; False where it was there already."""
+        versions = self.spans.setdefault(node.ident, [])
+        for i, known in enumerate(versions):
+            if known.event == node.event:
+                if node.offset < known.offset:
+                    versions[i] = node
+                return False
+        versions.append(node)
+        self.span_ids.add(node.span_id)
+        self.absent.discard(node.span_id)
+        if node.parent is not None and node.parent not in self.span_ids:
+            self.absent.add(node.parent)
+        elif node.parent is None:
+            self.rooted = True
+            self.root_ended = self.root_ended or node.end_ns is not None
+        self.sent_spans[node.producer] += 1
+        self.size += node.size
+        return self._changed()
+
+    def add_reward(self, node: RewardNode) -> bool:
+        """Takes a reward; False where it was there already."""
+        versions = self.rewards.setdefault(node.reward.reward_id, [])
+        if any(known.digest == node.digest for known in versions):
+            return False
+        if not versions:
+            self.sent_rewards[node.reward.producer_id] += 1
+        versions.append(node)
+        return self._changed()
+
+    def refuse(self, node: RewardNode) -> bool:
+        """Counts a quarantined reward as arrived, so that the end marker's count can be met."""
+        if node.digest in self.refused:
+            return False
+        self.refused.add(node.digest)
+        self.sent_rewards[node.reward.producer_id] += 1
+        return self._changed()
+
+    def add_end(self, node: EndNode, now_ns: int) -> bool:
+        """Takes an end marker; the first one of the partition decides. False where another does."""
+        if self.end is not None and node.offset >= self.end.offset:
+            return False
+        if self.end is None:
+            self.end_seen_ns = now_ns
+        self.end = node
+        self.touch()
+        return True
+
+    def touch(self) -> None:
+        """Notes that the last revision, if any, is out of date."""
+        if not self.dirty:
+            self.dirty, self.dirty_ns = True, self.last_ns
+
+    def _changed(self) -> bool:
+        self.events += 1
+        self.touch()
+        return True
+
+    @property
+    def anchored(self) -> bool:
+        """Whether more than late events is known of it: its begin, its end, or a root."""
+        return self.begun or self.end is not None or self.rooted
+
+    @property
+    def spans_missing(self) -> bool:
+        """Fewer span events came than the end marker's producer counted."""
+        return self.end is not None and self.sent_spans[self.end.producer] < (self.end.end.span_count or 0)
+
+    @property
+    def rewards_missing(self) -> bool:
+        """Fewer rewards came than the end marker's producer counted."""
+        return self.end is not None and self.sent_rewards[self.end.producer] < (self.end.end.reward_count or 0)
+
+    @property
+    def complete(self) -> bool:
+        """All that was announced is there."""
+        return self.end is not None and not (self.absent or self.spans_missing or self.rewards_missing)
+
+    def latest_spans(self) -> list[SpanNode]:
+        """The version of each span that counts."""
+        return [latest(self.spans[ident]) for ident in sorted(self.spans)]
+
+    def latest_rewards(self) -> list[Reward]:
+        """The version of each reward that counts: the higher sequence, then the newer one."""
+        return [
+            max(v, key=lambda n: (n.reward.sequence, n.reward.created_ns, n.digest)).reward
+            for v in self.rewards.values()
+        ]
+
+    def conflicts(self) -> int:
+        """Spans and rewards that one id tells differently."""
+        spans = sum(_conflicting(v) for v in self.spans.values() if len(v) > 1)
+        return spans + sum(len({(r.reward.value, r.reward.span_id) for r in v}) > 1 for v in self.rewards.values())
+
+    def digest(self) -> str:
+        """sha256 over the set of events, in hex; independent of order, duplicates and offsets."""
+        events = [repr(n.event).encode() for v in self.spans.values() for n in v]
+        events += [n.digest for v in self.rewards.values() for n in v]
+        events += self.refused
+        if self.end is not None:
+            events.append(self.end.digest)
+        total = hashlib.sha256()
+        for event in sorted(hashlib.sha256(e).digest() for e in events):
+            total.update(event)
+        return total.hexdigest()
+
+
+def latest(versions: list[SpanNode]) -> SpanNode:
+    """Within a producer the higher sequence wins; between producers the call, then the closed one, then the higher."""
+    if len(versions) == 1:
+        return versions[0]
+    best: dict[str, SpanNode] = {}
+    for node in versions:
+        other = best.get(node.producer)
+        if other is None or (node.sequence, node.content) > (other.sequence, other.content):
+            best[node.producer] = node
+    return max(
+        best.values(), key=lambda n: (n.call is not None, n.end_ns is not None, n.sequence, n.producer, n.content)
+    )
+
+
+def _conflicting(versions: list[SpanNode]) -> bool:
+    """An open span that is closed later and a correction of `delivered` are updates; anything else is a conflict."""
+    closed = [n for n in versions if n.end_ns is not None]
+    whole = {n.content for n in closed if n.call is None or n.call.delivered}
+    return len(whole) > 1

@@ -1,0 +1,55 @@
+"""When the assembler must look at an attempt again."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from .attempt import OpenAttempt
+from .messages import Policy
+
+NS_PER_S = 1_000_000_000
+
+
+def due_ns(attempt: OpenAttempt, policy: Policy) -> int:
+    """When an attempt that stays as it is must be closed, or, once emitted, may be forgotten. Unix nanoseconds."""
+    if not attempt.dirty:
+        return attempt.last_ns + _ns(policy.hold_s)
+    if attempt.end is not None:
+        since = attempt.end_seen_ns if attempt.emitted is None else attempt.dirty_ns
+        return since + _ns(policy.grace_s)
+    last = attempt.first_ns + _ns(policy.absolute_s)
+    if attempt.begun:  # its end marker is owed to it; agents and tools may pause for long
+        return last
+    wait = policy.grace_s if attempt.root_ended and not attempt.absent else policy.idle_s
+    return min(attempt.last_ns + _ns(wait), last)
+
+
+class Deadlines:
+    """One pending look per attempt. A look that comes too early sets the next, so a later one is never set anew."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._heap: list[tuple[int, str]] = []
+
+    def set(self, attempt: OpenAttempt) -> None:
+        """Has an attempt looked at in time."""
+        due = due_ns(attempt, self._policy)
+        if attempt.deadline_ns is None or due < attempt.deadline_ns:
+            attempt.deadline_ns = due
+            heappush(self._heap, (due, attempt.attempt_id))
+
+    def pop(self, now_ns: int) -> tuple[int, str] | None:
+        """(when it was set for, attempt id) of one look that is due."""
+        return heappop(self._heap) if self._heap and self._heap[0][0] <= now_ns else None
+
+    def is_due(self, attempt: OpenAttempt, now_ns: int) -> bool:
+        """Whether its time has come; if not, the next look is set."""
+        attempt.deadline_ns = None
+        if due_ns(attempt, self._policy) <= now_ns:
+            return True
+        self.set(attempt)
+        return False
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * NS_PER_S)

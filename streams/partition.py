@@ -1,0 +1,68 @@
+"""What the assembler knows of one partition of spans, rewards and assemblies."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ..schemas.records import Assembly
+from .messages import Source
+from .nodes import RewardNode
+from .offsets import Held
+
+
+class Partition:
+    """Offsets held, attempts emitted, and rewards that wait for their rollout's final attempt."""
+
+    def __init__(self, number: int, spans: int, rewards: int, max_remembered: int) -> None:
+        self.number = number
+        self.spans = Held(spans)
+        self.rewards = Held(rewards)
+        self.emitted: OrderedDict[str, Assembly] = OrderedDict()  # attempt -> its last assembly
+        self.finals: dict[str, str] = {}  # rollout -> its final attempt
+        self._max_remembered = max_remembered
+        self._floating: OrderedDict[str, tuple[int, list[RewardNode]]] = OrderedDict()  # rollout -> (since, rewards)
+
+    def held(self, topic: Source) -> Held:
+        """The book of one topic."""
+        return self.spans if topic == "spans" else self.rewards
+
+    def committable(self) -> dict[Source, int]:
+        """Next offsets that may be committed."""
+        return {"spans": self.spans.committable(), "rewards": self.rewards.committable()}
+
+    def release(self, attempt_id: str) -> None:
+        """Lets an attempt's records be committed."""
+        self.spans.release(attempt_id)
+        self.rewards.release(attempt_id)
+
+    def remember(self, assembly: Assembly) -> None:
+        """Notes what was emitted; beyond the bound the oldest is forgotten."""
+        self.emitted.pop(assembly.attempt_id, None)
+        self.emitted[assembly.attempt_id] = assembly
+        if assembly.final:
+            self.finals.setdefault(assembly.rollout_id, assembly.attempt_id)
+        while len(self.emitted) > self._max_remembered:
+            attempt_id, oldest = self.emitted.popitem(last=False)
+            if self.finals.get(oldest.rollout_id) == attempt_id:
+                del self.finals[oldest.rollout_id]
+
+    def float(self, node: RewardNode, now_ns: int) -> None:
+        """Keeps a reward that names only its rollout until an attempt of it is final."""
+        rollout_id = node.reward.rollout_id
+        self._floating.setdefault(rollout_id, (now_ns, []))[1].append(node)
+        self.rewards.hold(("rollout", rollout_id), node.offset)
+
+    def settle(self, rollout_id: str) -> list[RewardNode]:
+        """Takes a rollout's waiting rewards out."""
+        self.rewards.release(("rollout", rollout_id))
+        return self._floating.pop(rollout_id, (0, []))[1]
+
+    def expired(self, since_ns: int) -> list[RewardNode]:
+        """Takes out the rewards that have waited since before `since_ns`."""
+        out: list[RewardNode] = []
+        while self._floating:
+            rollout_id, (at, _) = next(iter(self._floating.items()))
+            if at > since_ns:
+                break
+            out += self.settle(rollout_id)
+        return out

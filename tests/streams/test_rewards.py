@@ -1,0 +1,125 @@
+"""A reward goes to the call it judges, once, and to nobody else's."""
+
+from __future__ import annotations
+
+import pytest
+from events import Bench, batch, end, llm, rew, span, span_id
+
+from spanloop.schemas.records import Reward, SpanBatch, Trajectory
+from spanloop.schemas.semconv import AGENT
+from spanloop.streams.assembly import AssemblyRules
+from spanloop.streams.messages import Policy
+
+
+def assembled(*given: SpanBatch | Reward, policy: Policy | None = None) -> Trajectory:
+    bench = Bench(policy or Policy())
+    bench.give(*given)
+    return bench.last()
+
+
+def credits(found: Trajectory) -> list[float | None]:
+    return [call.credit for call in found.calls]
+
+
+def one_call(*rewards: Reward, mode: str = "identical") -> Trajectory:
+    check = span("check", attrs={AGENT: "check"})
+    return assembled(batch(check, llm("s1", [1], [2], parent="check"), begin=True), *rewards, batch(end=end(mode=mode)))
+
+
+def test_a_step_reward_alone_counts_in_every_mode() -> None:  # CA-1 a
+    for mode in ("identical", "last", "discounted", "step", "sum"):
+        assert credits(one_call(rew(0.3, "s1"), mode=mode)) == [0.3]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("identical", 1.0), ("step", 0.3), ("sum", 1.3)])
+def test_step_and_final_reward_meet_by_mode(mode: str, expected: float) -> None:  # CA-1 b
+    found = one_call(rew(0.3, "s1"), rew(1.0, rid="rw-2"), mode=mode)
+    assert credits(found) == [pytest.approx(expected, abs=1e-12)]
+    assert (found.calls[0].step_reward, found.final_reward) == (0.3, 1.0)
+
+
+def test_a_final_reward_alone_counts_in_every_mode() -> None:  # CA-1 c
+    for mode in ("identical", "last", "discounted", "step", "sum"):
+        assert credits(one_call(rew(1.0), mode=mode)) == [1.0]
+
+
+def test_a_discount_halves_per_later_call() -> None:
+    calls = [llm("s1", [1], [2], seq=1), llm("s2", [1, 2, 3], [4], seq=2), llm("s3", [1, 2, 3, 4, 5], [6], seq=3)]
+    found = assembled(batch(*calls, begin=True), rew(1.0), batch(end=end(mode="discounted", gamma=0.5)))
+    assert credits(found) == [0.25, 0.5, 1.0]
+
+
+def test_a_reward_sent_twice_counts_once() -> None:  # CA-9
+    found = one_call(rew(0.3, "s1"), rew(0.3, "s1"), mode="step")
+    assert (credits(found), len(found.rewards)) == ([0.3], 1)
+
+
+def test_two_step_rewards_of_one_call_are_added_up_or_the_last_counts() -> None:  # CA-9
+    given = (rew(0.3, "s1"), rew(0.5, "s1", rid="rw-2", created=950))
+    calls = batch(llm("s1", [1], [2]), begin=True)
+    for rules, expected in ((AssemblyRules(), 0.8), (AssemblyRules(steps="last"), 0.5)):
+        for order in (given, given[::-1]):
+            found = assembled(calls, *order, batch(end=end(mode="step")), policy=Policy(rules=rules))
+            assert credits(found) == [pytest.approx(expected, abs=1e-12)]
+
+
+def test_the_primary_dimension_is_the_value_and_a_nan_beside_it_is_flagged() -> None:  # CA-12
+    found = one_call(rew(None, dimensions={"acc": 1.0, "cost": -0.2, "fmt": float("nan")}, primary="acc"))
+    assert found.final_reward == 1.0
+    assert found.rewards[0].flags == ["nonfinite_dimension"]
+    assert "nonfinite_dimension" in found.flags
+
+
+def test_of_several_final_rewards_the_one_named_reward_decides_else_the_newest() -> None:
+    named = rew(0.1, rid="rw-a", created=100)
+    newer = rew(0.9, rid="rw-b", name="judge", created=500)
+    older = rew(0.4, rid="rw-c", name="style", created=400)
+    assert one_call(named, newer, older).final_reward == 0.1
+    assert one_call(older, newer).final_reward == one_call(newer, older).final_reward == 0.9
+    assert len(one_call(named, newer, older).rewards) == 3
+
+
+def test_a_step_reward_without_a_target_goes_to_the_call_before_it() -> None:
+    calls = [llm("s1", [1], [2], seq=1, start=100), llm("s2", [1, 2, 3], [4], seq=3, start=300)]
+    by_sequence = rew(0.5, scope="step", producer_id="p1", sequence=2, created=900)
+    by_time = rew(0.5, scope="step", producer_id="judge", created=200)
+    for reward in (by_sequence, by_time):
+        found = assembled(batch(*calls, begin=True), reward, batch(end=end(mode="step")))
+        assert [c.step_reward for c in found.calls] == [0.5, None]
+        assert found.rewards[0].flags == ["reward_placed_by_order"]
+        assert found.rewards[0].span_id == span_id("s1")
+
+
+def test_a_step_reward_without_a_target_is_never_given_to_one_of_several_agents() -> None:
+    agents = [span("a", attrs={AGENT: "a"}), span("b", attrs={AGENT: "b"})]
+    calls = [llm("s1", [1], [2], parent="a", seq=1), llm("s2", [5], [6], parent="b", seq=2)]
+    reward = rew(0.5, scope="step", created=900)
+    found = assembled(batch(*agents, *calls, begin=True), reward, batch(end=end(mode="step")))
+    assert [c.step_reward for c in found.calls] == [None, None]
+    assert [(r.value, r.span_id) for r in found.rewards] == [(0.5, None)]
+
+
+def test_a_reward_on_an_agent_stays_within_that_agent() -> None:
+    agents = [span("write", attrs={AGENT: "write"}), span("check", attrs={AGENT: "check"}), span("tool", "check", 600)]
+    calls = [
+        llm("w1", [1], [2], parent="write", seq=1, start=100),
+        llm("c1", [5], [6], parent="check", seq=2, start=200),
+        llm("w2", [1, 2, 3], [4], parent="write", seq=3, start=500),
+    ]
+    for target, placed in (("check", []), ("tool", ["reward_placed_by_order"])):
+        found = assembled(batch(*agents, *calls, begin=True), rew(0.5, target), batch(end=end(mode="step")))
+        assert {c.span_id: c.step_reward for c in found.calls if c.step_reward is not None} == {span_id("c1"): 0.5}
+        assert found.rewards[0].flags == placed
+
+
+def test_a_foreign_models_call_takes_no_credit_from_the_policys() -> None:
+    calls = [llm("s1", [1], [2], seq=1), llm("judge", None, None, seq=2, policy=None)]
+    found = assembled(batch(*calls, begin=True), rew(1.0), batch(end=end(mode="last")))
+    assert {c.span_id: c.credit for c in found.calls} == {span_id("s1"): 1.0, span_id("judge"): None}
+
+
+def test_an_attempt_without_any_ids_still_has_credit_to_learn_prompts_from() -> None:
+    calls = [llm("s1", None, None, seq=1, policy=None), llm("s2", None, None, seq=2, policy=None)]
+    found = assembled(batch(*calls, begin=True), rew(1.0), batch(end=end()))
+    assert (credits(found), found.rows) == ([1.0, 1.0], [])
+    assert "no_token_ids" in found.flags
