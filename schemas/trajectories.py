@@ -151,7 +151,9 @@ class DecisionMember:
     rollout_id: str  # the rollout
     attempt_id: str | None = None  # the attempt that counted; null = none came
     advantage: float | None = None  # null = not in the baseline
+    trained_rows: int = 0  # rows of it in the step
     trained_tokens: int = 0  # tokens with a non-zero mask in the step
+    max_staleness: int | None = None  # publishes since its oldest trained token was drawn; null = none trained
     reason: str | None = None  # why rows of it were left out
 
 
