@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, cast
 
 import fastavro
 import pytest
@@ -14,6 +16,10 @@ from spanloop.infra.compatibility import complaints, parse, unreadable
 from spanloop.schemas.errors import SchemaMismatch
 from spanloop.schemas.serde import schema_json
 from spanloop.schemas.topics import TOPICS, Topic
+
+# fastavro's stubs leave its file argument untyped
+write = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
+read = cast("Callable[[io.BytesIO, Any, Any], Any]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
 
 
 def record(*fields: dict[str, Any], name: str = "R") -> dict[str, Any]:
@@ -64,9 +70,9 @@ READABLE: list[tuple[str, Any, Any, Any]] = [
 def test_it_is_readable(why: str, reader: Any, writer: Any, value: Any) -> None:
     assert wrong(reader, writer) == [], why
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, parse_schema(writer), value)
+    write(out, parse_schema(writer), value)
     out.seek(0)
-    fastavro.schemaless_reader(out, parse_schema(writer), parse_schema(reader))  # another implementation agrees
+    read(out, parse_schema(writer), parse_schema(reader))  # another implementation agrees
 
 
 UNREADABLE: list[tuple[str, Any, Any, str]] = [
@@ -118,8 +124,6 @@ UNREADABLE: list[tuple[str, Any, Any, str]] = [
 @pytest.mark.parametrize(("why", "reader", "writer", "named"), UNREADABLE, ids=[r[0] for r in UNREADABLE])
 def test_it_is_not_readable_and_the_field_is_named(why: str, reader: Any, writer: Any, named: str) -> None:
     del why
-    import re
-
     (complaint,) = wrong(reader, writer)
     assert re.search(named, complaint), complaint
 

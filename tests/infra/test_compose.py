@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -68,14 +69,18 @@ COMPOSE = strict(
 )
 
 
+def errors(instance: Any) -> list[str]:
+    found = cast("Callable[[Any], Iterator[Any]]", Draft202012Validator(COMPOSE).iter_errors)  # pyright: ignore[reportUnknownMemberType]  # its stub types it in part
+    return [f"{e.json_path}: {e.message}" for e in found(instance)]
+
+
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
     return yaml.safe_load((files("spanloop.infra") / "compose.yaml").read_text("utf-8"))
 
 
 def test_it_has_only_what_the_specification_knows_and_every_image_is_pinned(compose: dict[str, Any]) -> None:
-    errors = [f"{e.json_path}: {e.message}" for e in Draft202012Validator(COMPOSE).iter_errors(compose)]
-    assert errors == []
+    assert errors(compose) == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_it_has_only_what_the_specification_knows_and_every_image_is_pinned(comp
 )
 def test_the_check_can_fail(compose: dict[str, Any], service: str, key: str, value: object) -> None:
     changed = {**compose, "services": {**compose["services"], service: {**compose["services"][service], key: value}}}
-    assert list(Draft202012Validator(COMPOSE).iter_errors(changed))
+    assert errors(changed)
 
 
 def test_it_publishes_the_ports_of_the_local_profile(compose: dict[str, Any]) -> None:

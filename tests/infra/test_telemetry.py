@@ -22,7 +22,7 @@ def points(reader: InMemoryMetricReader) -> dict[str, tuple[str, Any, dict[str, 
     for metric in data.resource_metrics[0].scope_metrics[0].metrics:
         point = next(iter(metric.data.data_points))
         value = getattr(point, "value", None)
-        out[metric.name] = (metric.unit, getattr(point, "sum", value), dict(point.attributes or {}))
+        out[metric.name] = (metric.unit or "", getattr(point, "sum", value), dict(point.attributes or {}))
     return out
 
 

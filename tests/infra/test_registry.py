@@ -1,0 +1,137 @@
+"""The registry client, and how an unreadable value is told from a registry that is away (SP-22, BR-6)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from spanloop.infra import registry as registry_module
+from spanloop.infra.embedded_registry import EmbeddedRegistry
+from spanloop.infra.registry import NOT_FOUND_TRIES, Registry, encoder, register_all
+from spanloop.infra.settings import Settings
+from spanloop.schemas.errors import InvalidRecord, SchemaMismatch, Unavailable, UnknownSchemaId
+from spanloop.schemas.records import Task
+from spanloop.schemas.serde import SCHEMA_ID_HEADER, Decoder, encode_body, frame, schema_json
+from spanloop.schemas.topics import SPANS, TASKS, TOPICS
+
+TASK = Task(rollout_id="ro-1", run_id="run")
+
+
+@pytest.fixture
+def own() -> Iterator[EmbeddedRegistry]:
+    """A registry of this test's own, which it may close."""
+    running = EmbeddedRegistry()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(own: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    monkeypatch.setattr(registry_module, "NOT_FOUND_PAUSE_S", 0.0)
+    made = Registry(own.url)
+    yield made
+    made.close()
+
+
+def test_every_topics_schema_is_registered_and_read_back(own: EmbeddedRegistry, client: Registry) -> None:
+    ids = register_all(client, Settings(registry_url=own.url, prefix="p"))
+    assert ids.keys() == TOPICS.keys()
+    assert len(set(ids.values())) == len(TOPICS)
+    assert sorted(client.subjects()) == sorted(f"p-{name}-value" for name in TOPICS)
+    for name, schema_id in ids.items():
+        assert json.loads(client.schema(schema_id)) == json.loads(schema_json(TOPICS[name].record))
+    assert register_all(client, Settings(registry_url=own.url, prefix="p")) == ids
+
+
+def test_a_value_is_read_by_the_id_in_its_bytes_and_by_id_or_guid_in_its_header(
+    own: EmbeddedRegistry, client: Registry
+) -> None:
+    schema_id = client.register("tasks-value", schema_json(Task))
+    decoder = Decoder(client)
+    body = encode_body(TASK)
+    assert decoder.decode_topic(TASKS, frame(schema_id, body)) == TASK
+    by_id = [(SCHEMA_ID_HEADER, b"\0" + struct.pack(">I", schema_id))]
+    assert decoder.decode_topic(TASKS, body, by_id) == TASK
+    guid = httpx.get(f"{own.url}/subjects/tasks-value/versions/1").json()["guid"]
+    by_guid = [(SCHEMA_ID_HEADER, b"\1" + bytes.fromhex(guid.replace("-", "")))]
+    assert decoder.decode_topic(TASKS, body, by_guid) == TASK
+
+
+@pytest.mark.parametrize(
+    "value", [b"\x93\x00\x7f", b'{"rollout_id": "ro-1"}', b"", b"\0\0\0\0"], ids=["random", "json", "empty", "short"]
+)
+def test_bytes_without_the_magic_byte_are_the_records_fault_and_the_registry_is_not_asked(
+    own: EmbeddedRegistry, client: Registry, value: bytes
+) -> None:
+    own.close()  # asking it would raise Unavailable
+    with pytest.raises(InvalidRecord) as caught:
+        Decoder(client).decode_topic(SPANS, value)
+    assert caught.value.reason == "bad_framing"
+
+
+def test_an_unknown_schema_id_is_the_records_fault_after_bounded_404s(
+    client: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = client._ask  # pyright: ignore[reportPrivateUsage]  # counts requests where they leave
+
+    def counted(method: str, path: str) -> httpx.Response:
+        asked.append(path)
+        return ask(method, path)
+
+    monkeypatch.setattr(client, "_ask", counted)
+    with pytest.raises(UnknownSchemaId) as caught:
+        Decoder(client).decode_topic(SPANS, frame(999, b"\0"))
+    assert (caught.value.reason, caught.value.schema_id) == ("unknown_schema_id", 999)
+    assert asked == ["/schemas/ids/999"] * NOT_FOUND_TRIES
+
+
+def test_an_id_that_the_registry_learns_between_two_404s_is_found(
+    client: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def learn(seconds: float) -> None:
+        del seconds
+        client.register("tasks-value", schema_json(Task))
+
+    monkeypatch.setattr(registry_module.time, "sleep", learn)
+    assert Decoder(client).decode_topic(TASKS, frame(1, encode_body(TASK))) == TASK
+
+
+def test_a_registry_that_is_away_is_no_fault_of_the_record(own: EmbeddedRegistry, client: Registry) -> None:
+    own.close()
+    with pytest.raises(Unavailable, match=f"{own.url} cannot be reached"):
+        Decoder(client).decode_topic(SPANS, frame(7, b"\0"))
+
+
+def test_a_cached_id_needs_no_registry(own: EmbeddedRegistry, client: Registry) -> None:
+    schema_id = client.register("tasks-value", schema_json(Task))
+    decoder = Decoder(client)
+    value = frame(schema_id, encode_body(TASK))
+    decoder.decode_topic(TASKS, value)
+    own.close()
+    assert decoder.decode_topic(TASKS, value) == TASK
+
+
+def test_a_body_of_another_schema_is_the_records_fault(client: Registry) -> None:
+    schema_id = client.register("tasks-value", schema_json(Task))
+    with pytest.raises(InvalidRecord) as caught:
+        Decoder(client).decode_topic(TASKS, frame(schema_id, b"\xff\xff"))
+    assert caught.value.reason == "undecodable"
+
+
+def test_an_incompatible_schema_is_refused_naming_subject_and_field(client: Registry) -> None:
+    client.set_compatibility("tasks-value")
+    client.register("tasks-value", schema_json(Task))
+    changed = json.loads(schema_json(Task))
+    changed["fields"].append({"name": "later", "type": "string"})
+    with pytest.raises(SchemaMismatch, match=r"'tasks-value'.*field 'later'.*only be added, with defaults"):
+        client.register("tasks-value", json.dumps(changed))
+
+
+def test_a_producer_cannot_start_without_its_registry() -> None:
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 cannot be reached"):
+        encoder(Settings(registry_url="http://127.0.0.1:1"))
