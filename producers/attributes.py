@@ -30,6 +30,7 @@ MAX_ATTRIBUTES = 1024
 MAX_DEPTH = 32  # containers nested deeper than this are only named
 MAX_NODES = 100_000  # containers looked at in one value; a hundred thousand take a tenth of a second
 
+_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _SEQUENCES = (list, tuple)
 
@@ -155,7 +156,7 @@ def _plain(attributes: Mapping[Any, object]) -> str | None:
         if type(name) is not str or type(value) not in _SCALARS:
             return None
     try:
-        text = json.dumps(dict(attributes), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _strict(dict(attributes))
         return text if len(text.encode()) <= MAX_VALUE_BYTES else None
     except ValueError:  # NaN, infinity or a lone surrogate (UnicodeEncodeError is a ValueError)
         return None

@@ -170,23 +170,35 @@ def attempt(scope: Scope) -> Generator[Scope]:
         _call.set(call)
 
 
-@contextmanager
-def span(span_id: str, agent: str | None = None) -> Generator[None]:
+class OpenSpan:
     """Makes a span the parent of what the block emits; `agent` extends the agent path."""
-    scope = _scope.get()
-    if scope is None:
-        yield
-        return
-    agents = _agents.get()
-    if agent is not None:
-        _agents.set((*agents, agent))
-    ambient = _State.ambient
-    token = ambient.enter(scope, span_id)
-    try:
-        yield
-    finally:
-        ambient.leave(token)
-        _agents.set(agents)
+
+    __slots__ = ("_agent", "_agents", "_span_id", "_token")
+
+    def __init__(self, span_id: str, agent: str | None = None) -> None:
+        self._span_id = span_id
+        self._agent = agent
+        self._agents: tuple[str, ...] = ()
+        self._token: object = _OUTSIDE
+
+    def __enter__(self) -> None:
+        scope = _scope.get()
+        if scope is None:
+            return
+        if self._agent is not None:
+            self._agents = _agents.get()
+            _agents.set((*self._agents, self._agent))
+        self._token = _State.ambient.enter(scope, self._span_id)
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is _OUTSIDE:
+            return
+        _State.ambient.leave(self._token)
+        if self._agent is not None:
+            _agents.set(self._agents)
+
+
+_OUTSIDE = object()
 
 
 def note_call(span_id: str) -> None:

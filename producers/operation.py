@@ -16,7 +16,6 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
@@ -38,7 +37,7 @@ class Operation:
         self._found: dict[str, object] = {}
         self._start_ns = 0
         self._parent: str | None = None
-        self._inside: AbstractContextManager[None] | None = None
+        self._inside: context.OpenSpan | None = None
 
     def set_input(self, *args: object, **kwargs: object) -> None:
         """What the operation works on: arguments by position and by name."""
@@ -82,7 +81,7 @@ class Operation:
     def __enter__(self) -> Operation:
         self._parent = context.parent()
         self._start_ns = time.time_ns()
-        self._inside = context.span(self.span_id, self._agent)
+        self._inside = context.OpenSpan(self.span_id, self._agent)
         self._inside.__enter__()
         return self
 

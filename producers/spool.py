@@ -29,6 +29,7 @@ MAX_BATCH_SPANS = 512
 MAX_PENDING_BYTES = 128 << 20
 SPAN_BYTES = 200  # ids, times and names of a span, roughly
 REWARD_BYTES = 300
+EXACT_CHARS = 64 << 10  # texts longer than this are measured in UTF-8
 RETRY_S = 0.05
 
 SEQUENCE = attrgetter("sequence")
@@ -77,7 +78,7 @@ class Spool:
 
     def add(self, attempt: AttemptLog, span: Span) -> None:
         """Puts a span into an attempt's next batch."""
-        size = SPAN_BYTES + sum(map(_bytes, (span.attributes, span.events, span.links, span.resource)))
+        size = _bytes(span)
         with self._lock:
             if not self._make_room(attempt):
                 return
@@ -100,7 +101,8 @@ class Spool:
             attempt.rewards += 1
             self._hold(1, REWARD_BYTES)
             self._ready.append(Parcel(reward, 1, REWARD_BYTES, attempt))
-            self._work.notify()
+            if not attempt.due:  # no hurry of its own: it leaves with the attempt's next batch
+                self._wait_linger(attempt)
 
     def finish(self, attempt: AttemptLog, end: AttemptEnd, on_end: OnEnd | None) -> None:
         """Seals what an attempt holds, with its end marker. The bound does not hold it back."""
@@ -260,5 +262,9 @@ class Spool:
             self.dropped += parcel.count
 
 
-def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+def _bytes(span: Span) -> int:
+    """Roughly what a span takes; exact where it matters."""
+    chars = len(span.attributes) + len(span.events) + len(span.links) + len(span.resource)
+    if chars > EXACT_CHARS:
+        chars = sum(len(t.encode()) for t in (span.attributes, span.events, span.links, span.resource))
+    return SPAN_BYTES + chars

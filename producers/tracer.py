@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import cast
 from weakref import WeakSet
 
 from opentelemetry import baggage, trace
@@ -41,6 +43,11 @@ STATUSES: dict[trace.StatusCode, SpanStatus] = {
     trace.StatusCode.OK: "ok",
     trace.StatusCode.ERROR: "error",
 }
+
+
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_Own = tuple[otel.Context, Scope, str]  # a context we attached, for which span
+_own: ContextVar[_Own | None] = ContextVar("spanloop_otel_span", default=None)
 
 
 def install(provider: TracerProvider | None = None) -> TracerProvider:
@@ -107,21 +114,28 @@ class OtelAmbient:
     """Keeps the open span in OpenTelemetry's context, where instrumentation looks for its parent."""
 
     def current(self, scope: Scope) -> str | None:
-        found = trace.get_current_span().get_span_context()
+        here, own = otel.get_current(), _own.get()
+        if own is not None and own[0] is here:
+            return own[2] if own[1] is scope else None
+        found = trace.get_current_span(here).get_span_context()
         if not found.is_valid:
             return None
-        own = trace.format_trace_id(found.trace_id) == scope.trace_id or _processor.owner(found.span_id) is scope
-        return trace.format_span_id(found.span_id) if own else None
+        mine = trace.format_trace_id(found.trace_id) == scope.trace_id or _processor.owner(found.span_id) is scope
+        return trace.format_span_id(found.span_id) if mine else None
 
     def enter(self, scope: Scope, span_id: str) -> object:
-        before = otel.get_current()
-        here = SpanContext(int(scope.trace_id, 16), int(span_id, 16), False, TraceFlags(TraceFlags.SAMPLED))
-        otel.attach(trace.set_span_in_context(NonRecordingSpan(here), before))
+        before = otel.get_current(), _own.get()
+        parent = SpanContext(int(scope.trace_id, 16), int(span_id, 16), False, SAMPLED)
+        here = trace.set_span_in_context(NonRecordingSpan(parent), before[0])
+        otel.attach(here)
+        _own.set((here, scope, span_id))
         return before
 
     def leave(self, token: object) -> None:
         # attach, not detach: a generator may be closed in another context than the one it was started in
-        otel.attach(token)  # pyright: ignore[reportArgumentType] - what enter returned
+        context_before, own_before = cast("tuple[otel.Context, _Own | None]", token)
+        otel.attach(context_before)
+        _own.set(own_before)
 
 
 def convert(span: ReadableSpan, scope: Scope) -> Span:

@@ -71,8 +71,8 @@ def test_a_thread_with_a_copied_context_belongs_to_the_attempt() -> None:
 def test_the_parent_is_the_innermost_open_span() -> None:
     with context.attempt(scope_of(1)):
         assert context.parent() == f"{1:016x}"
-        with context.span("a" * 16):
-            with context.span("b" * 16):
+        with context.OpenSpan("a" * 16):
+            with context.OpenSpan("b" * 16):
                 assert context.parent() == "b" * 16
             assert context.parent() == "a" * 16
         assert context.parent() == f"{1:016x}"
@@ -80,14 +80,14 @@ def test_the_parent_is_the_innermost_open_span() -> None:
 
 
 def test_another_attempts_open_span_is_no_parent() -> None:
-    with context.attempt(scope_of(1)), context.span("a" * 16), context.attempt(scope_of(2)):
+    with context.attempt(scope_of(1)), context.OpenSpan("a" * 16), context.attempt(scope_of(2)):
         assert context.parent() == f"{2:016x}"
 
 
 def test_the_last_call_is_that_of_the_same_agent() -> None:
     with context.attempt(scope_of(1)):
         context.note_call("1" * 16)
-        with context.span("a" * 16, "critic"):
+        with context.OpenSpan("a" * 16, "critic"):
             assert context.agent_path() == ("critic",)
             assert context.last_call() is None
             context.note_call("2" * 16)
