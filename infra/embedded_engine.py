@@ -60,6 +60,11 @@ class TorchDecoder:
         self._cache: _Cache | None = None
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids the network knows; often more than its tokenizer."""
+        return int(self._model.config.vocab_size)
+
+    @property
     def max_positions(self) -> int:
         """How many tokens the network was made for."""
         return int(self._model.config.max_position_embeddings)
@@ -174,12 +179,12 @@ class TorchDecoder:
 
 
 def _top(logps: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """The likeliest tokens of each row with their log-probabilities."""
+    """The likeliest tokens of each row with their log-probabilities; impossible ones are left out."""
     if not count:
         return [[] for _ in range(logps.shape[0])]
     best = logps.topk(min(count, logps.shape[1]), -1)
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [list(zip(ids, lps, strict=True)) for ids, lps in rows]
+    return [[(i, lp) for i, lp in zip(*row, strict=True) if lp > float("-inf")] for row in rows]
 
 
 def _truncate(logits: Tensor, rows: Sequence[Generation]) -> Tensor:
@@ -273,6 +278,7 @@ def main() -> None:
         model=given.model,
         served_model_name=given.served_model_name,
         max_model_len=given.max_model_len or decoder.max_positions,
+        vocabulary=decoder.vocabulary,
         max_num_seqs=given.max_num_seqs,
         logprobs_mode=given.logprobs_mode,
         seed=given.seed,

@@ -32,6 +32,7 @@ class Options:
     """What the command line said."""
 
     model: Path
+    vocabulary: int
     served_model_name: str = "policy"
     max_model_len: int = 256
     max_num_seqs: int = 256

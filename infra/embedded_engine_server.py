@@ -42,7 +42,7 @@ def create_app(network: Network, options: Options) -> Starlette:
         yield
         scheduler.close()
 
-    completions = Completions(scheduler, network, Tokenizer(options.model), options)
+    completions = Completions(scheduler, network, Tokenizer(options.model, options.vocabulary), options)
     return Starlette(routes=completions.routes() + Admin(scheduler, network).routes(), lifespan=lifespan)
 
 

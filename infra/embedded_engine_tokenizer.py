@@ -19,10 +19,11 @@ from .embedded_engine_requests import ChatRequest, RefusedRequest, chat_messages
 class Tokenizer:
     """A Hugging Face folder's tokenizer. Used by one thread: the Rust side is not made for more."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        """`vocabulary`: how many ids the network knows."""
         self._hf: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)  # its own types are unions of all
         self.eos = _eos_ids(folder, self._hf.eos_token_id)
-        self._size = len(self._hf)
+        self._vocabulary = vocabulary
 
     def chat(self, request: ChatRequest) -> list[int]:
         """A conversation's ids by the chat template. Raises RefusedRequest where the template does."""
@@ -41,8 +42,8 @@ class Tokenizer:
     def prompt(self, prompt: str | list[int]) -> list[int]:
         """A plain prompt's ids. Raises RefusedRequest for ids outside the vocabulary."""
         ids = self._encode(prompt, special=True) if isinstance(prompt, str) else prompt
-        if outside := [i for i in ids if not 0 <= i < self._size]:
-            raise RefusedRequest(f"token ids {outside[:5]} are outside the vocabulary of {self._size}")
+        if outside := [i for i in ids if not 0 <= i < self._vocabulary]:
+            raise RefusedRequest(f"token ids {outside[:5]} are outside the vocabulary of {self._vocabulary}")
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:

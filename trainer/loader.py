@@ -1,0 +1,227 @@
+"""The one loader of an engine: follows `resources` and keeps the engine on its policy's newest version.
+
+    check sha256 ─▶ pause(wait) ─▶ reload ─▶ reset cache ─▶ verify by the probe ─▶ stamp ─▶ resume ─▶ heartbeat
+
+Whatever fails, the last good version is loaded again and kept. No torch here. Start reading at `loader_plan.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import closing
+
+from ..infra.clock import Clock, SystemClock
+from ..infra.kafka import Reader
+from ..infra.producer import Producer
+from ..infra.quarantine import Quarantine
+from ..infra.registry import Registry
+from ..infra.settings import Settings
+from ..schemas import ids
+from ..schemas.errors import BackPressure, DeliveryFailed, Fenced, Unavailable
+from ..schemas.records import Resource, Worker
+from ..schemas.serde import Decoder
+from .loader_engine import EngineClient, WeightsRefused, check_probe, checked_folder
+from .loader_log import LoaderLog
+from .loader_plan import LEASE_LABEL, LEASE_S, Lease, Versions
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+# No integer: tokens stamped with it have no version, and are never trained.
+UNVERIFIED = "unverified"
+
+
+class LoaderService:
+    """Keeps one engine on the newest version of a policy; run one per engine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine_url: str,
+        policy: str,
+        *,
+        verify: bool = True,
+        paused_probe: bool = True,
+        name: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        """Makes no connection yet.
+
+        verify: False leaves out the probe. For an engine with `--frozen`, the control of an experiment: it takes new
+        version numbers and keeps its old weights, so its probe could only fail.
+        paused_probe: False for vLLM, which queues the probe while paused. It is then resumed before it, under a stamp
+        that is no version, so what it answers meanwhile is not trained.
+        """
+        self._settings = settings
+        self._url = engine_url.rstrip("/")
+        self._policy = policy
+        self._verify = verify
+        self._paused_probe = paused_probe
+        self._name = name or f"loader-{policy}"
+        self._clock = clock or SystemClock()
+        self._worker_id = ids.worker_id()
+        self._lease = Lease(self._url)
+        self._versions = Versions(policy)
+        self._served: int | None = None  # what heartbeats say; None = nothing good yet
+        self._held: int | None = None  # the version whose weights the engine is known to hold; None = load again
+        self._reachable = False
+        self._software: dict[str, str] = {}
+        self._changed = threading.Event()  # wakes the heartbeat
+        self._look_at_s = 0.0
+        self.loads = 0
+        self.refused = 0
+
+    @property
+    def served(self) -> int | None:
+        """The version its engine serves; None while there is no good one."""
+        return self._served
+
+    def run(self, stop: threading.Event) -> None:
+        """Loads until `stop`. Raises Fenced where another live loader has the engine, Unavailable without Kafka."""
+        with (
+            closing(Producer(self._settings, self._name)) as producer,
+            closing(Reader(self._settings, self._name)) as reader,
+            closing(Registry(self._settings.registry_url)) as registry,
+            closing(EngineClient(self._url, self._policy)) as engine,
+        ):
+            quarantine = Quarantine(producer, self._name, self._settings.dlq_limit, self._clock)
+            inbox = LoaderLog(reader, Decoder(registry), quarantine, self._lease, self._versions)
+            inbox.catch_up(stop)
+            self._claim(producer, inbox, stop)
+            ended = threading.Event()
+            beats = threading.Thread(target=self._beat, args=(producer, ended), name=f"{self._name}-beats")
+            beats.start()
+            try:
+                while not stop.is_set():
+                    inbox.follow(stop)
+                    self._keep_lease()
+                    self._tend(engine)
+            finally:
+                ended.set()
+                self._changed.set()
+                beats.join()
+                producer.send(self._heartbeat(goodbye=True))
+
+    def _claim(self, producer: Producer, inbox: LoaderLog, stop: threading.Event) -> None:
+        """Takes the engine's lease: at once, or when a loader that has died is silent for long enough."""
+        found = self._lease.holder
+        while not stop.is_set():
+            holder = self._lease.holder
+            if self._lease.free(self._clock.now_ns()):
+                producer.send_wait(self._heartbeat())
+                inbox.catch_up(stop)
+                self._keep_lease()
+                return
+            if holder is not None and found is not None and holder.beat_ns > found.beat_ns:
+                raise self._fenced(holder)
+            inbox.follow(stop)
+
+    def _keep_lease(self) -> None:
+        holder = self._lease.holder
+        if holder is not None and holder.worker_id != self._worker_id:
+            raise self._fenced(holder)
+
+    def _fenced(self, holder: Worker) -> Fenced:
+        return Fenced(
+            f"engine {self._url} has another live loader, {holder.name!r} ({holder.worker_id}); an engine has one "
+            f"loader: stop one of the two (a dead one's lease ends {LEASE_S:g} s after its last heartbeat)"
+        )
+
+    def _tend(self, engine: EngineClient) -> None:
+        """Looks after the engine once a second, and loads what is wanted."""
+        if self._clock.steady_s() >= self._look_at_s:
+            self._look(engine)
+        if not self._reachable:
+            return
+        wanted = self._versions.wanted(self._held)
+        if wanted is not None:
+            self._load(engine, wanted)
+        elif self._held is None and self._served is not None:
+            self._say(None)
+            log.critical("engine %s stays paused: policy %r has no good version", self._url, self._policy)
+
+    def _look(self, engine: EngineClient) -> None:
+        """Whether the engine is there, and still has what was loaded: one that was restarted has not."""
+        self._look_at_s = self._clock.steady_s() + BEAT_S
+        try:
+            version = engine.version()
+            if not self._reachable:
+                mode = engine.logprobs_mode()
+                self._software = {} if mode is None else {"logprobs_mode": mode}
+        except Unavailable as error:
+            if self._reachable:
+                log.warning("%s", error)
+            self._reachable, self._held = False, None
+            self._changed.set()
+            return
+        self._reachable = True
+        if self._held is not None and version != str(self._held):
+            log.warning("engine %s serves version %r instead of %d; loading again", self._url, version, self._held)
+            self._held = None
+
+    def _load(self, engine: EngineClient, wanted: Resource) -> None:
+        try:
+            folder = checked_folder(wanted)  # before the engine is touched
+            engine.pause()
+            self._held = None
+            engine.reload(folder)
+            self._check(engine, wanted)
+            engine.stamp(str(wanted.version))
+            engine.resume()
+        except WeightsRefused as error:
+            self.refused += 1
+            self._versions.refuse(wanted)
+            log.error("policy %r version %d refused: %s", self._policy, wanted.version, error)
+        except Unavailable as error:
+            self._reachable = False
+            log.warning("%s; version %d is loaded when it is back", error, wanted.version)
+        else:
+            self.loads += 1
+            self._held = wanted.version
+            self._versions.good(wanted)
+            self._say(wanted.version)
+            log.info("engine %s serves policy %r version %d", self._url, self._policy, wanted.version)
+
+    def _check(self, engine: EngineClient, wanted: Resource) -> None:
+        if not self._verify or wanted.probe is None:
+            return
+        if self._paused_probe:
+            check_probe(engine, wanted.probe)
+            return
+        engine.stamp(UNVERIFIED)
+        engine.resume()
+        try:
+            check_probe(engine, wanted.probe)
+        except WeightsRefused:
+            engine.pause()
+            raise
+
+    def _say(self, version: int | None) -> None:
+        self._served = version
+        self._changed.set()
+
+    def _beat(self, producer: Producer, ended: threading.Event) -> None:
+        """Writes a heartbeat each second and at each change, also while a load takes its time."""
+        while not ended.is_set():
+            try:
+                producer.send(self._heartbeat())
+            except (BackPressure, DeliveryFailed) as error:
+                log.warning("no heartbeat: %s", error)
+            self._changed.wait(BEAT_S)
+            self._changed.clear()
+
+    def _heartbeat(self, *, goodbye: bool = False) -> Worker:
+        """`alive` = the engine can be called; the lease is the label."""
+        return Worker(
+            worker_id=self._worker_id,
+            name=self._name,
+            role="engine",
+            labels=[] if goodbye else [LEASE_LABEL],
+            versions=self._software,
+            policy=self._policy,
+            policy_version=self._served,
+            host=self._url,
+            beat_ns=self._clock.now_ns(),
+            alive=not goodbye and self._reachable and self._served is not None,
+        )
