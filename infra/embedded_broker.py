@@ -6,9 +6,11 @@ It keeps 5 MiB or 100,000 records a partition and forgets everything with its pr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import logging
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,10 +19,8 @@ import confluent_kafka
 
 from ..schemas.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
 KEPT_BYTES = 5 << 20
+KNOCK_S = 0.01
 PRODUCER = 0  # enum rd_kafka_type_t
 CONF_OK = 0  # enum rd_kafka_conf_res_t
 ERROR_BYTES = 512
@@ -97,14 +97,16 @@ class EmbeddedBroker:
 
     def create(self, topic: str, partitions: int) -> None:
         """Makes a topic; its full name. Raises ConfigError where it exists."""
-        error = self._library.rd_kafka_mock_topic_create(self._open(), topic.encode(), partitions, 1)
+        with self._awake():
+            error = self._library.rd_kafka_mock_topic_create(self._open(), topic.encode(), partitions, 1)
         if error:
             raise ConfigError(f"the embedded broker cannot create topic {topic!r} (librdkafka error {error})")
 
     def set_down(self) -> None:
         """Closes every connection and refuses new ones."""
-        for broker in range(1, self._brokers + 1):
-            self._library.rd_kafka_mock_broker_set_down(self._open(), broker)
+        with self._awake():
+            for broker in range(1, self._brokers + 1):
+                self._library.rd_kafka_mock_broker_set_down(self._open(), broker)
 
     def set_up(self) -> None:
         """Takes connections again; nothing was forgotten."""
@@ -117,6 +119,25 @@ class EmbeddedBroker:
             self._library.rd_kafka_mock_cluster_destroy(self._cluster)
             self._library.rd_kafka_destroy(self._client)
             self._cluster = None
+
+    @contextlib.contextmanager
+    def _awake(self) -> Generator[None]:
+        """Keeps the cluster's thread awake: it misses one wake-up in ten and then sleeps on for a second."""
+        done = threading.Event()
+
+        def knock() -> None:
+            host, _, port = self.bootstrap.split(",")[0].rpartition(":")
+            while not done.wait(KNOCK_S):
+                with contextlib.suppress(OSError):  # it is down, and sleeps its second
+                    socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+
+        knocking = threading.Thread(target=knock, name="embedded-broker-knock", daemon=True)
+        knocking.start()
+        try:
+            yield
+        finally:
+            done.set()
+            knocking.join()
 
     def _open(self) -> int:
         if not self._cluster:

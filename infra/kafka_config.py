@@ -75,11 +75,6 @@ def consumer_config(settings: Settings, group: str, *, isolation: Isolation) -> 
     """A consumer that never skips: data lost to retention is an error, offsets are committed by hand."""
     return {
         **common_config(settings, group),
-        "group.id": f"{settings.prefix}-{group}",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "error",
-        "isolation.level": isolation,
         "session.timeout.ms": int(settings.session_timeout_s * 1000),
         "heartbeat.interval.ms": int(settings.session_timeout_s * 1000 / 3),
         "fetch.message.max.bytes": FETCH_MAX_BYTES,
@@ -87,6 +82,13 @@ def consumer_config(settings: Settings, group: str, *, isolation: Isolation) -> 
         "receive.message.max.bytes": FETCH_MAX_BYTES + 1_000_000,
         "fetch.wait.max.ms": 50,
         "queued.max.messages.kbytes": 65536,
+        **settings.kafka,
+        # what the rest relies on is nobody's to change
+        "group.id": f"{settings.prefix}-{group}",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "isolation.level": isolation,
         "partition.assignment.strategy": "range",
         # The only word of a position that has moved past records which are never handed out: transaction markers.
         "enable.partition.eof": True,

@@ -50,21 +50,24 @@ OnDelivery = Callable[[DeliveryFailed | None, Ack | None], None]
 
 def producer_config(settings: Settings, name: str, transactional_id: str | None = None) -> dict[str, Any]:
     """Idempotent, acks=all, Java-compatible partitioner."""
-    out = {
+    timeout_ms = 30_000 if transactional_id is not None else 60_000
+    config = {
         **common_config(settings, name),
+        "linger.ms": LINGER_MS,
+        "compression.type": "lz4",
+        "queue.buffering.max.messages": settings.queue_records,
+        "queue.buffering.max.kbytes": 262_144,
+        "delivery.timeout.ms": timeout_ms,
+        **settings.kafka,
+        # what the rest relies on is nobody's to change
         "enable.idempotence": True,
         "acks": "all",
         "partitioner": "murmur2_random",
-        "linger.ms": LINGER_MS,
-        "compression.type": "lz4",
         "message.max.bytes": DEAD_LETTER_MAX_BYTES + OVERHEAD_BYTES,
-        "queue.buffering.max.messages": settings.queue_records,
-        "queue.buffering.max.kbytes": 262_144,
-        "delivery.timeout.ms": 60_000,
     }
     if transactional_id is not None:
-        out |= {"transactional.id": transactional_id, "transaction.timeout.ms": 30_000, "delivery.timeout.ms": 30_000}
-    return out
+        config |= {"transactional.id": transactional_id, "transaction.timeout.ms": 30_000}
+    return config
 
 
 class Producer:
