@@ -140,7 +140,7 @@ class World:
             self.beat(0)
             self.begin(0)
             self.end(n)
-            while self.events:
+            for _ in range(len(self.events)):
                 self.deliver(1)
             self.wait(1)
             if not self.state.live:
