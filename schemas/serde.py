@@ -50,8 +50,8 @@ def schema_json(record: type[Record]) -> str:
 
 @cache
 def parsed_schema(text: str) -> Any:
-    """A schema's JSON, parsed once per process. fastavro's parsed form has no type of its own."""
-    return parse_schema(json.loads(text), _write_hint=False)
+    """A schema's JSON, parsed once per process; marked as parsed, else fastavro parses it again for every record."""
+    return parse_schema(json.loads(text))
 
 
 @cache
