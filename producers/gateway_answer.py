@@ -1,0 +1,190 @@
+"""The engine's answer, whole or chunk by chunk: put together for the record, and stripped for the agent.
+
+engine ──▶ Answer.add(chunk) ──▶ ids, log-probs, versions, text (recorded)
+       └─▶ strip(chunk)      ──▶ what the agent would have got without us
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ..schemas.packed import NAN
+from ..schemas.spans import Usage, VersionRun
+from .gateway_json import Object, integer, items, listed, number, obj, text
+from .gateway_request import Prepared
+
+# Message fields that arrive in pieces and are joined; every other field's last value counts.
+PIECES = ("content", "reasoning_content", "reasoning", "refusal")
+OURS_TOP = ("prompt_token_ids", "prompt_logprobs")
+OURS_CHOICE = ("token_ids", "prompt_token_ids", "weight_versions", "prompt_logprobs")
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of n answers as far as it has come."""
+
+    index: int
+    message: Object = field(default_factory=lambda: {"role": "assistant", "content": None})
+    calls: dict[int, Object] = field(default_factory=dict[int, Object])  # tool calls by index
+    ids: list[int] | None = None  # None = not reported
+    logprobs: list[float] | None = None  # NaN = missing there
+    versions: list[VersionRun] = field(default_factory=list[VersionRun])
+    finish_reason: str | None = None
+    extra: Object = field(default_factory=dict[str, object])  # stop_reason and the like
+
+    def add(self, choice: Object) -> None:
+        """Takes a choice of a whole answer (`message`) or of a chunk (`delta`)."""
+        self._add_message(obj(choice.get("delta")) or obj(choice.get("message")))
+        if (ids := listed(choice.get("token_ids"))) is not None:
+            self.ids = self.ids or []
+            self.ids.extend(i for i in map(integer, ids) if i is not None)
+        if (content := listed(obj(choice.get("logprobs")).get("content"))) is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs.extend(map(_logprob, content))
+        if runs := items(choice.get("weight_versions")):
+            self.versions = [run for run in map(_version, runs) if run is not None]
+        self.finish_reason = text(choice.get("finish_reason")) or self.finish_reason
+        if (stop := choice.get("stop_reason")) is not None:
+            self.extra["stop_reason"] = stop
+
+    def _add_message(self, delta: Object) -> None:
+        for name, value in delta.items():
+            if value is None:
+                continue
+            if name == "tool_calls":
+                for position, call in enumerate(items(value)):
+                    self._add_call(obj(call), position)
+            elif name in PIECES:
+                self.message[name] = (text(self.message.get(name)) or "") + (text(value) or "")
+            elif name == "function_call":
+                _join_function(self.message, "function_call", obj(value))
+            else:
+                self.message[name] = value
+
+    def _add_call(self, delta: Object, position: int) -> None:
+        index = integer(delta.get("index"))
+        call = self.calls.setdefault(position if index is None else index, {"type": "function"})
+        for name in ("id", "type"):
+            if isinstance(value := delta.get(name), str) and value:
+                call[name] = value
+        for name, value in delta.items():
+            if name == "function":
+                _join_function(call, "function", obj(value))
+            elif name not in ("index", "id", "type") and value is not None:
+                call[name] = value
+
+    def stored(self) -> Object:
+        """The choice as recorded: no ids, no log-probs."""
+        message = dict(self.message)
+        if self.calls:
+            message["tool_calls"] = [call for _, call in sorted(self.calls.items())]
+        return {"index": self.index, "message": message, "finish_reason": self.finish_reason, **self.extra}
+
+    def padded_logprobs(self) -> list[float] | None:
+        """Log-probs, one per id; where fewer came, the rest is missing (NaN)."""
+        if self.logprobs is None or self.ids is None:
+            return self.logprobs
+        return (self.logprobs + [NAN] * (len(self.ids) - len(self.logprobs)))[: len(self.ids)]
+
+
+@dataclass(slots=True)
+class Answer:
+    """All choices of one call as far as they have come."""
+
+    head: Object = field(default_factory=dict[str, object])  # id, created, model and the like
+    prompt_ids: list[int] | None = None  # None = not reported
+    usage: Usage = Usage()
+    reported_usage: Object | None = None  # as the engine wrote it
+    choices: dict[int, Choice] = field(default_factory=dict[int, Choice])
+
+    def add(self, part: Object) -> None:
+        """Takes a whole answer or one chunk of it."""
+        for name in ("id", "created", "model", "system_fingerprint", "service_tier"):
+            if name not in self.head and part.get(name) is not None:
+                self.head[name] = part[name]
+        self._add_prompt(part)
+        for position, item in enumerate(items(part.get("choices"))):
+            choice = obj(item)
+            self._add_prompt(choice)
+            index = integer(choice.get("index"))
+            index = position if index is None else index
+            self.choices.setdefault(index, Choice(index)).add(choice)
+        if isinstance(part.get("usage"), dict):
+            self.reported_usage = obj(part["usage"])
+            self.usage = _usage(self.reported_usage)
+
+    def _add_prompt(self, part: Object) -> None:
+        if self.prompt_ids is None and (ids := listed(part.get("prompt_token_ids"))) is not None:
+            self.prompt_ids = [i for i in map(integer, ids) if i is not None]
+
+    def finished(self, choices: int) -> bool:
+        """True once each of `choices` answers has a finish reason."""
+        done = sum(choice.finish_reason is not None for choice in self.choices.values())
+        return done >= choices
+
+    def stored(self, index: int) -> Object:
+        """The answer as recorded with one choice: no ids, no log-probs."""
+        out: Object = {"object": "chat.completion", **self.head, "choices": [self.choices[index].stored()]}
+        if self.reported_usage is not None:
+            out["usage"] = self.reported_usage
+        return out
+
+
+def strip(part: Object, prepared: Prepared) -> bool:
+    """Takes what only we asked for out of an answer or chunk, in place; False where there was nothing to take."""
+    changed = False
+    for item in items(part.get("choices")):
+        choice = obj(item)
+        if not prepared.wants_logprobs and choice.get("logprobs") is not None:
+            choice["logprobs"] = None  # null is what engines write where nobody asked
+            changed = True
+        changed |= not prepared.wants_ids and _remove(choice, OURS_CHOICE)
+    changed |= not prepared.wants_ids and _remove(part, OURS_TOP)
+    if prepared.stream and not prepared.wants_usage and "usage" in part and part["usage"] is None:
+        del part["usage"]  # the null that include_usage puts on every chunk
+        changed = True
+    return changed
+
+
+def is_usage_chunk(part: Object) -> bool:
+    """True for the chunk that `include_usage` adds. Usage beside choices is sent by an engine unasked, so it stays."""
+    return part.get("choices") == [] and isinstance(part.get("usage"), dict)
+
+
+def _remove(part: Object, names: tuple[str, ...]) -> bool:
+    found = [name for name in names if name in part]
+    for name in found:
+        del part[name]
+    return bool(found)
+
+
+def _join_function(holder: Object, key: str, delta: Object) -> None:
+    joined = obj(holder.setdefault(key, {"name": "", "arguments": ""}))
+    for name in ("name", "arguments"):
+        joined[name] = (text(joined.get(name)) or "") + (text(delta.get(name)) or "")
+
+
+def _logprob(entry: object) -> float:
+    value = number(obj(entry).get("logprob"))
+    return value if value is not None and math.isfinite(value) else NAN
+
+
+def _version(run: object) -> VersionRun | None:
+    found = obj(run)
+    start, end, version = integer(found.get("start")), integer(found.get("end")), found.get("version")
+    if start is None or end is None or not isinstance(version, int | str):
+        return None
+    try:
+        return VersionRun(int(version), start, end)
+    except ValueError:  # an engine that was never given one of our versions names its own
+        return None
+
+
+def _usage(usage: Object) -> Usage:
+    return Usage(
+        input=integer(usage.get("prompt_tokens")),
+        cached_input=integer(obj(usage.get("prompt_tokens_details")).get("cached_tokens")),
+        output=integer(usage.get("completion_tokens")),
+        reasoning=integer(obj(usage.get("completion_tokens_details")).get("reasoning_tokens")),
+    )

@@ -1,0 +1,252 @@
+"""One chat completion through the gateway, from request to recorded and delivered answer.
+
+who calls? ─▶ live? ─▶ read, prepare ─▶ engine ─┬─▶ whole: record, wait for the broker, answer
+                                                └─▶ stream: pass on; hold the end; record, wait, release
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ..infra.clock import Clock, SystemClock
+from ..schemas import semconv
+from ..schemas.errors import InvalidKey, Unavailable
+from . import keys
+from .gateway_answer import is_usage_chunk, strip
+from .gateway_attempts import Attempts
+from .gateway_call import Exchange, origin_of
+from .gateway_engines import Engines
+from .gateway_errors import Refused
+from .gateway_http import (
+    ClientGone,
+    HeaderList,
+    Receive,
+    Scope,
+    Send,
+    Stream,
+    Watch,
+    headers_of,
+    read_body,
+    refuse,
+    respond,
+)
+from .gateway_json import Object, dumps, loads_noting, obj
+from .gateway_policy import GatewayPolicy
+from .gateway_record import Recorder
+from .gateway_request import prepare
+from .gateway_stream import DONE, Hold, data_of, events
+from .gateway_upstream import Reply, Upstream
+
+PASSED_ON = ("x-request-id", "traceparent", "tracestate")
+# vLLM's, OpenAI's and llama.cpp's words for a prompt that does not fit.
+OVERFLOW = re.compile(rb"maximum context length|context_length_exceeded|exceed[^\"]{0,40}context", re.IGNORECASE)
+BAD_REQUEST = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What every call shares."""
+
+    policy: GatewayPolicy
+    secret: str
+    attempts: Attempts
+    engines: Engines
+    upstream: Upstream
+    recorder: Recorder
+    caught_up: Callable[[], Awaitable[None]]  # returns once `attempts` has read its log to the end as of the call
+    clock: Clock = SystemClock()
+
+
+class Chat:
+    """The ASGI endpoint."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._g = gateway
+        self.running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one call."""
+        self.running += 1
+        try:
+            exchange, headers = await self._accept(scope, receive)
+        except Refused as refused:
+            await refuse(send, refused, [])
+        except ClientGone:
+            return
+        else:
+            await self._serve(exchange, headers, receive, send)
+        finally:
+            self.running -= 1
+
+    async def _accept(self, scope: Scope, receive: Receive) -> tuple[Exchange, dict[str, str]]:
+        policy = self._g.policy
+        if self.running > policy.max_calls:
+            raise Refused("too_many_calls", f"{policy.max_calls} calls are running, the gateway's limit; try again", 1)
+        headers = headers_of(scope)
+        rollout_id, attempt_id = identify(scope.get("path_params", {}), headers, self._g.secret)
+        known = await self._is_live(rollout_id, attempt_id)
+        prepared = prepare(await read_body(receive, headers, policy.max_request_bytes), policy)
+        traceparent, state = headers.get(semconv.TRACEPARENT_HEADER, ""), headers.get("tracestate", "")
+        origin = origin_of(rollout_id, attempt_id, traceparent, state, known=known)
+        live = self._g.attempts.get(attempt_id) if known else None
+        retry = live is not None and prepared.digest in live.failed
+        return Exchange(origin, prepared, self._g.clock.now_ns(), retry), headers
+
+    async def _is_live(self, rollout_id: str, attempt_id: str) -> bool:
+        """True for a live attempt; an unknown one is refused only after the log was read to its end."""
+        found = self._g.attempts.liveness(rollout_id, attempt_id)
+        if found == "unknown":
+            try:
+                await asyncio.wait_for(self._g.caught_up(), self._g.policy.attempt_wait_s)
+            except (asyncio.TimeoutError, Unavailable) as error:
+                raise Refused(
+                    "attempts_unread", f"attempt {attempt_id} is not known yet and the log cannot be read: {error}", 1
+                ) from error
+            found = self._g.attempts.liveness(rollout_id, attempt_id)
+        if found != "live" and self._g.policy.unknown_attempts == "refuse":
+            why = "has ended" if found == "ended" else "is unknown: it was never dispatched, or to another rollout"
+            raise Refused("unknown_attempt", f"attempt {attempt_id} of rollout {rollout_id} {why}")
+        return found == "live"
+
+    async def _serve(self, x: Exchange, headers: dict[str, str], receive: Receive, send: Send) -> None:
+        delivered = False
+        watch = Watch(receive)
+        try:
+            with watch:
+                delivered = await self._exchange(x, headers, send)
+        except asyncio.CancelledError:
+            self._g.recorder.undelivered(x, "cancelled")
+            if not watch.gone:
+                raise
+        finally:
+            self._note(x, delivered)
+
+    def _note(self, x: Exchange, delivered: bool) -> None:
+        live = self._g.attempts.get(x.origin.attempt_id)
+        if live is not None:
+            (live.failed.discard if delivered else live.failed.add)(x.prepared.digest)
+
+    async def _exchange(self, x: Exchange, headers: dict[str, str], send: Send) -> bool:
+        """Asks an engine and answers; True where the whole answer went out."""
+        stream = Stream(send)
+        reply: Reply | None = None
+        try:
+            passed = {name: headers[name] for name in PASSED_ON if name in headers}
+            reply = await self._g.upstream.call(x, passed, self._floor(x))
+            x.http_status = reply.status
+            if reply.status >= BAD_REQUEST:
+                return await self._pass_error(x, reply, send)
+            stream.headers = [*self._headers(x), *reply.passed_headers()]
+            await (self._stream(x, reply, stream) if reply.streams else self._whole(x, reply, send))
+        except Refused as refused:
+            await self._fail(x, refused, stream, send)
+            return False
+        else:
+            return True
+        finally:
+            if reply is not None:
+                reply.close()
+
+    async def _whole(self, x: Exchange, reply: Reply, send: Send) -> None:
+        part, _ = _parse(await reply.body())
+        x.answer.add(part)
+        await self._record(x)
+        strip(part, x.prepared)
+        await respond(send, reply.status, dumps(part), [*self._headers(x), *reply.passed_headers()])
+
+    async def _stream(self, x: Exchange, reply: Reply, stream: Stream) -> None:
+        hold, held, done = Hold(), bytearray(), False
+        async for event in events(reply.chunks(), self._g.policy.max_answer_bytes):
+            data = data_of(event)
+            done = data == DONE
+            seen = event if data is None or done else _seen(event, data, x, hold)
+            if hold.begun or done:
+                held += seen
+            else:
+                await stream.write(seen)
+            if done:
+                break
+        if not x.answer.finished(len(x.answer.choices) or 1):
+            raise Refused("upstream_broken", "the engine's stream ended before its answer did")
+        await self._record(x)
+        await stream.write(bytes(held), more=False)
+
+    async def _record(self, x: Exchange) -> None:
+        if x.engine is not None:
+            x.version_end = self._g.engines.served_by(x.engine)
+        await self._g.recorder.ahead(x)
+
+    async def _pass_error(self, x: Exchange, reply: Reply, send: Send) -> bool:
+        """The engine's refusal goes to the client as it is."""
+        body = await reply.body()
+        x.overflow = reply.status == BAD_REQUEST and OVERFLOW.search(body) is not None
+        x.error = "context_overflow" if x.overflow else f"HTTP {reply.status}: {body[:500].decode(errors='replace')}"
+        await self._g.recorder.failed(x)
+        extra = [*self._headers(x), *reply.passed_headers()]
+        await respond(send, reply.status, body, extra, reply.content_type)
+        return False
+
+    async def _fail(self, x: Exchange, refused: Refused, stream: Stream, send: Send) -> None:
+        if x.error is None:  # else the recorder has already told
+            x.error = f"{refused.code}: {refused.message}"
+            await self._g.recorder.failed(x)
+        if stream.started:
+            await stream.write(refused.event(), more=False)
+        else:
+            await refuse(send, refused, self._headers(x))
+
+    def _floor(self, x: Exchange) -> int | None:
+        """The lowest policy version the attempt may be served with."""
+        live = self._g.attempts.get(x.origin.attempt_id)
+        return None if live is None else live.pins.get(x.prepared.model)
+
+    def _headers(self, x: Exchange) -> HeaderList:
+        out = [(semconv.SPAN_ID_HEADER.encode(), x.span_ids[0].encode())]
+        if (runs := [run for c in x.answer.choices.values() for run in c.versions]) or x.version_start is not None:
+            version = runs[-1].version if runs else x.version_start
+            out.append((semconv.POLICY_VERSION_HEADER.encode(), str(version).encode()))
+        return out
+
+
+def identify(path_params: Object, headers: dict[str, str], secret: str) -> tuple[str, str]:
+    """(rollout_id, attempt_id) of a call, by its path or its key. Raises Refused(invalid_key)."""
+    bearer = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
+    by_path = (str(path_params.get("rollout_id", "")), str(path_params.get("attempt_id", "")))
+    if all(by_path) and not keys.is_key(bearer):
+        return by_path
+    try:
+        by_key = keys.verify(secret, bearer)
+    except InvalidKey as error:
+        raise Refused("invalid_key", f"{error}; or use the base URL /rollout/ID/attempt/ID/v1") from error
+    if all(by_path) and by_path != by_key:
+        raise Refused("invalid_key", f"the key is for attempt {by_key[1]}, the path for {by_path[1]}")
+    return by_key
+
+
+def _parse(body: bytes) -> tuple[Object, bool]:
+    try:
+        parsed, strict = loads_noting(body)
+    except ValueError as error:
+        raise Refused("upstream_broken", f"the engine's answer is no JSON: {error}") from error
+    part = obj(parsed)
+    if not part:
+        raise Refused("upstream_broken", f"the engine's answer is no JSON object: {body[:100]!r}")
+    return part, strict
+
+
+def _seen(event: bytes, data: bytes, x: Exchange, hold: Hold) -> bytes:
+    """An event as the agent is to see it; b"" for one that only we asked for."""
+    chunk, strict = _parse(data)
+    if "error" in chunk and "choices" not in chunk:
+        raise Refused(
+            "upstream_broken", f"the engine ended its stream with an error: {data[:500].decode(errors='replace')}"
+        )
+    x.answer.add(chunk)
+    hold.starts_at(chunk)
+    if is_usage_chunk(chunk) and not x.prepared.wants_usage:
+        return b""
+    changed = strip(chunk, x.prepared)
+    return event if strict and not changed else b"data: " + dumps(chunk) + b"\n\n"

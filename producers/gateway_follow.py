@@ -1,0 +1,128 @@
+"""Follows the topics a gateway lives by: `attempts` (who may call) and `workers` (which engines there are)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from ..infra.clock import NS_PER_S, Clock, SystemClock
+from ..infra.kafka import Message, Reader
+from ..infra.quarantine import Quarantine
+from ..infra.registry import Registry
+from ..infra.settings import Settings
+from ..schemas.errors import InvalidRecord, Unavailable
+from ..schemas.records import Attempt, Worker
+from ..schemas.serde import Decoder
+from ..schemas.topics import ATTEMPTS, WORKERS
+from .gateway_attempts import Attempts
+from .gateway_engines import Engines
+
+POLL_S = 0.05
+# Every live engine beats within seconds, so of the old heartbeats a few suffice.
+OLD_HEARTBEATS = 1000
+T = TypeVar("T", Attempt, Worker)
+
+
+class Follower:
+    """Reads both topics on a thread of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        attempts: Attempts,
+        engines: Engines,
+        quarantine: Quarantine,
+        clock: Clock | None = None,
+    ) -> None:
+        self._attempts = attempts
+        self._engines = engines
+        self._quarantine = quarantine
+        self._clock = clock or SystemClock()
+        self._registry = Registry(settings.registry_url)
+        self._decoder = Decoder(self._registry)
+        self._reader = Reader(settings, "gateway")
+        self._lock = threading.Lock()
+        self._waiting: list[Future[None]] = []
+        self._ended = False
+
+    async def caught_up(self) -> None:
+        """Returns once everything that was in `attempts` when it was called has been read. Raises Unavailable."""
+        await asyncio.wrap_future(self.ask())
+
+    def ask(self) -> Future[None]:
+        """The same for threads."""
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # a caller that gave up must not make the follower fail
+        with self._lock:
+            if self._ended:
+                done.set_exception(Unavailable("the gateway is stopping"))
+            else:
+                self._waiting.append(done)
+        return done
+
+    def run(self, stop: threading.Event) -> None:
+        """Follows until `stop`. Raises DataLost, TooManyDeadLetters, Unavailable (topics missing)."""
+        try:
+            self._start()
+            while not stop.is_set():
+                self._take(self._reader.poll(1000, POLL_S))
+                self._answer_waiting(stop)
+        finally:
+            self._give_up(Unavailable("the gateway is stopping"))
+            self._reader.close()
+            self._registry.close()
+
+    def _start(self) -> None:
+        first, _ = self._reader.watermarks((ATTEMPTS.name, 0))
+        low, high = self._reader.watermarks((WORKERS.name, 0))
+        self._reader.assign({(ATTEMPTS.name, 0): first, (WORKERS.name, 0): max(low, high - OLD_HEARTBEATS)})
+
+    def _answer_waiting(self, stop: threading.Event) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        try:
+            end = {(ATTEMPTS.name, 0): self._reader.watermarks((ATTEMPTS.name, 0))[1]}
+            while not self._reader.reached(end):
+                if stop.is_set():
+                    raise Unavailable("the gateway is stopping")
+                self._take(self._reader.poll(1000, POLL_S))
+        except Unavailable as error:
+            for done in waiting:
+                done.set_exception(error)
+        else:
+            for done in waiting:
+                done.set_result(None)
+
+    def _give_up(self, error: Unavailable) -> None:
+        with self._lock:
+            self._ended = True
+            waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done.set_exception(error)
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            try:
+                self._observe(message)
+            except InvalidRecord as error:
+                self._quarantine.put(message, error)
+            else:
+                self._quarantine.good()
+
+    def _observe(self, message: Message) -> None:
+        if message.value is None:
+            return
+        if message.topic == ATTEMPTS.name:
+            self._attempts.observe(self._decoder.decode(Attempt, message.value, message.headers))
+        else:
+            worker = self._decoder.decode(Worker, message.value, message.headers)
+            self._engines.observe(worker, self._age_s(message))
+
+    def _age_s(self, message: Message) -> float:
+        """By the log's clock; a heartbeat from the future is a fresh one."""
+        return max(0.0, self._clock.now_ns() / NS_PER_S - message.timestamp_ms / 1000)

@@ -1,0 +1,99 @@
+"""Server-sent events: cutting a byte stream into events, and where the write-ahead hold begins.
+
+data: {"choices":[{"delta":{"content":"a"}}]}          ─▶ passed on at once
+data: {"choices":[{"delta":{},"finish_reason":"stop"}]} ─▶ held, as is everything after it,
+data: [DONE]                                               until the broker has acknowledged the span
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from .gateway_errors import Refused
+from .gateway_json import Object, integer, items, obj, text
+
+BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+BOUNDARY_BYTES = 4
+DONE = b"[DONE]"
+
+
+async def events(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    """Whole events, their blank line included. Raises Refused(upstream_broken) past `max_bytes` in all."""
+    buffer, total = bytearray(), 0
+    async for chunk in chunks:
+        total += len(chunk)
+        if total > max_bytes:
+            raise Refused("upstream_broken", f"the answer is longer than {max_bytes} bytes")
+        searched = max(0, len(buffer) - BOUNDARY_BYTES)
+        buffer += chunk
+        start = 0
+        for found in BOUNDARY.finditer(buffer, searched):
+            yield bytes(buffer[start : found.end()])
+            start = found.end()
+        del buffer[:start]
+    if buffer.strip():
+        yield bytes(buffer)
+
+
+def data_of(event: bytes) -> bytes | None:
+    """An event's data lines joined; None for a comment or a keep-alive."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+@dataclass(slots=True)
+class Braces:
+    """Watches a JSON object arrive in pieces, each character looked at once."""
+
+    depth: int = 0
+    opened: bool = False
+    quoted: bool = False
+    escaped: bool = False
+
+    def feed(self, piece: str) -> bool:
+        """True once the object's last brace has come."""
+        for character in piece:
+            if self.escaped:
+                self.escaped = False
+            elif self.quoted:
+                self.escaped = character == "\\"
+                self.quoted = character != '"'
+            elif character == '"':
+                self.quoted = True
+            elif character in "{[":
+                self.depth, self.opened = self.depth + 1, True
+            elif character in "}]":
+                self.depth -= 1
+        return self.opened and self.depth <= 0
+
+
+@dataclass(slots=True)
+class Hold:
+    """Decides from which event on a stream is held back; once begun it never ends by itself."""
+
+    begun: bool = False
+    _calls: dict[tuple[int, int], Braces] = field(default_factory=dict[tuple[int, int], Braces])
+
+    def starts_at(self, chunk: Object) -> bool:
+        """True where this chunk, or one before it, finishes an answer or completes a tool call."""
+        self.begun = self.begun or any(self._finishes(obj(choice)) for choice in items(chunk.get("choices")))
+        return self.begun
+
+    def _finishes(self, choice: Object) -> bool:
+        delta, index = obj(choice.get("delta")), integer(choice.get("index")) or 0
+        calls = [obj(call) for call in items(delta.get("tool_calls"))]
+        complete = [
+            self._completes(index, integer(call.get("index")) or 0, obj(call.get("function"))) for call in calls
+        ]
+        if legacy := obj(delta.get("function_call")):
+            complete.append(self._completes(index, -1, legacy))
+        return choice.get("finish_reason") is not None or any(complete)
+
+    def _completes(self, choice: int, call: int, function: Object) -> bool:
+        known = self._calls.get((choice, call))
+        # A further call of the same answer says that the one before it is complete, whatever its arguments look like.
+        follows = known is None and any(key[0] == choice for key in self._calls)
+        braces = self._calls.setdefault((choice, call), Braces())
+        return braces.feed(text(function.get("arguments")) or "") or follows

@@ -1,0 +1,94 @@
+"""What is read from a request, and what is added to it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from spanloop.producers.gateway_policy import GatewayPolicy
+from spanloop.producers.gateway_request import Prepared, prepare
+from spanloop.schemas.spans import Sampling
+
+USER = {"role": "user", "content": "hi"}
+
+
+def prepared(policy: GatewayPolicy | None = None, **request: Any) -> Prepared:
+    return prepare(json.dumps({"messages": [USER], **request}).encode(), policy or GatewayPolicy())
+
+
+def test_sampling_is_what_the_request_says_and_null_where_it_is_silent() -> None:
+    assert prepared().sampling == Sampling()
+    full = prepared(temperature=1, top_p=0.9, top_k=5, min_p=0.1, seed=4, max_tokens=7)
+    assert full.sampling == Sampling(1.0, 0.9, 5, 0.1, seed=4, max_tokens=7)
+    assert prepared(max_tokens=7, max_completion_tokens=8).sampling.max_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "penalised"),
+    [
+        ({"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1}, False),
+        ({"frequency_penalty": 0.1}, True),
+        ({"presence_penalty": -1}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"logit_bias": {"5": 1}}, True),
+        ({"logit_bias": {}}, False),
+    ],
+)
+def test_penalties_are_noticed(fields: dict[str, Any], penalised: bool) -> None:
+    assert prepared(**fields).sampling.penalties is penalised
+
+
+@pytest.mark.parametrize(
+    ("fields", "constrained"),
+    [
+        ({}, False),
+        ({"tool_choice": "auto"}, False),
+        ({"tool_choice": "none"}, False),
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, True),
+        ({"response_format": {"type": "text"}}, False),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"structured_outputs": {"regex": "a"}}, True),
+        ({"guided_json": {}}, True),
+    ],
+)
+def test_grammars_and_forced_tools_are_noticed(fields: dict[str, Any], constrained: bool) -> None:
+    assert prepared(**fields).constrained is constrained
+
+
+@pytest.mark.parametrize(
+    ("content", "multimodal"),
+    [
+        ("text", False),
+        ([{"type": "text", "text": "hi"}], False),
+        ([{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}], True),
+        ([{"type": "input_audio", "input_audio": {"data": ""}}], True),
+    ],
+)
+def test_images_and_audio_are_noticed(content: Any, multimodal: bool) -> None:
+    assert prepared(messages=[{"role": "user", "content": content}]).multimodal is multimodal
+
+
+def test_what_is_asked_for_can_be_turned_off_for_providers_that_refuse_it() -> None:
+    off = GatewayPolicy(ask_logprobs=False, ask_token_ids=False, ask_usage=False)
+    request = {"messages": [USER], "stream": True}
+    found = prepare(json.dumps(request).encode(), off)
+    assert json.loads(found.body) == request
+    assert found.wants_usage
+
+
+def test_the_agents_own_fields_survive_what_is_added() -> None:
+    sent = json.loads(prepared(stream=True, stream_options={"x": 1}, top_logprobs=5, logprobs=True, unknown=[1]).body)
+    assert sent["stream_options"] == {"x": 1, "include_usage": True}
+    assert (sent["top_logprobs"], sent["unknown"], sent["logprobs"]) == (5, [1], True)
+
+
+def test_equal_requests_have_equal_digests_and_others_do_not() -> None:
+    assert prepared(seed=1).digest == prepared(seed=1).digest != prepared(seed=2).digest
+
+
+def test_text_that_is_no_unicode_survives() -> None:
+    body = b'{"messages":[{"role":"user","content":"\\ud800"}]}'
+    assert json.loads(prepare(body, GatewayPolicy()).recorded)["messages"][0]["content"] == "\ud800"
