@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, cast
+
 from ..schemas.records import (
     Assignment,
     Attempt,
@@ -21,6 +25,7 @@ COPIED = (
     "counting_attempt", "paused", "created_ns", "dispatched_ns", "started_ns", "ended_ns", "deadline_ns",
     "not_before_ns", "reason", "error_type", "pins",
 )  # fmt: skip
+_copied = cast("Callable[[Live], tuple[Any, ...]]", attrgetter(*COPIED))  # typeshed loses what attrgetter returns
 
 
 def rollout(live: Live, epoch: int) -> Rollout:
@@ -30,7 +35,7 @@ def rollout(live: Live, epoch: int) -> Rollout:
         task=live.task,
         mode=live.task.mode,
         epoch=epoch,
-        **{name: getattr(live, name) for name in COPIED},
+        **dict(zip(COPIED, _copied(live), strict=True)),
     )
 
 

@@ -1,0 +1,152 @@
+"""A controller killed in mid-work: nothing is lost, nothing is given out twice, each rollout ends once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import pytest
+
+from spanloop.infra.kafka import Reader
+from spanloop.infra.producer import Producer
+from spanloop.infra.registry import Registry
+from spanloop.infra.settings import Settings
+from spanloop.schemas.errors import Unavailable
+from spanloop.schemas.records import Assignment, Attempt, Rollout, SpanBatch, Task, Worker
+from spanloop.schemas.serde import Decoder
+from spanloop.schemas.topics import ASSIGNMENTS, ROLLOUTS, SPANS, TOPICS
+
+ROLLOUTS_ASKED = 500
+SLOTS = 20
+DEADLINE_S = 180.0
+
+
+class Peers:
+    """A worker of SLOTS slots and an assembler. What is given out is begun at once and ended a little later."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.producer = Producer(settings, "peers")
+        self.registry = Registry(settings.registry_url)
+        self.decoder = Decoder(self.registry)
+        self.running: dict[str, tuple[str, float]] = {}  # attempt -> (rollout, when it ends)
+        self.most = 0
+        self.begun: list[str] = []  # rollout ids, once for each begin
+        self.finals: Counter[str] = Counter()
+        self.epochs: list[int] = []
+        self.markers: list[SpanBatch] = []
+        self.seen = -1
+        self.beaten = 0.0
+        self.reader = Reader(settings, "peers")
+        _assign(self.reader)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not done():
+            assert time.monotonic() < end, f"{len(self.begun)} begun, {len(self.finals)} final, {self.running}"
+            for message in self.reader.poll(500, 0.02):
+                assert message.value is not None
+                record = self.decoder.decode_topic(TOPICS[message.topic], message.value, message.headers)
+                if isinstance(record, Assignment):
+                    self.seen = message.offset
+                self.take(record)
+            self.work()
+
+    def take(self, record: object) -> None:
+        match record:
+            case Assignment(action="run", task=Task() as task):
+                self.begun.append(task.rollout_id)
+                self.epochs.append(record.epoch)
+                self.running[record.attempt_id] = (task.rollout_id, time.monotonic() + 0.05)
+                self.most = max(self.most, len(self.running))
+                self.producer.send(Attempt(task.rollout_id, record.attempt_id, "running"))
+            case SpanBatch():
+                self.markers.append(record)
+            case Rollout(final=True):
+                self.finals[record.rollout_id] += 1
+            case _:
+                pass
+
+    def work(self) -> None:
+        now = time.monotonic()
+        for attempt_id in [a for a, (_, due) in self.running.items() if due <= now]:
+            rollout_id, _ = self.running.pop(attempt_id)
+            self.producer.send(Attempt(rollout_id, attempt_id, "ended", outcome="succeeded", final=True))
+        if now - self.beaten > 0.5:
+            self.beaten = now
+            beat = Worker("wo-1", slots=SLOTS, running=list(self.running), last_assignment_offset=self.seen)
+            self.producer.send(beat)
+
+    def close(self) -> None:
+        self.producer.close()
+        self.reader.close()
+        self.registry.close()
+
+
+def _assign(reader: Reader) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while True:  # a topic just made may have no leader yet
+        try:
+            return reader.assign_topics([ASSIGNMENTS, SPANS, ROLLOUTS])
+        except Unavailable:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
+@contextmanager
+def controller(settings: Settings) -> Generator[subprocess.Popen[bytes], None, None]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spanloop.streams.controller_shell"], env={**os.environ, **settings.environment()}
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_killing_the_controller_loses_nothing_and_gives_nothing_out_twice(kafka_settings: Settings) -> None:
+    world = Peers(kafka_settings)
+    try:
+        with controller(kafka_settings) as first:
+            for i in range(ROLLOUTS_ASKED):
+                world.producer.send(Task(f"ro-{i}", "run"))
+            world.until(lambda: len(world.begun) >= ROLLOUTS_ASKED // 5)
+            first.kill()
+        with controller(kafka_settings) as second:
+            world.until(lambda: len(world.begun) >= ROLLOUTS_ASKED // 2)
+            second.kill()
+        with controller(kafka_settings):
+            world.until(lambda: len(world.finals) == ROLLOUTS_ASKED)
+    finally:
+        world.close()
+    assert Counter(world.begun) == Counter(f"ro-{i}" for i in range(ROLLOUTS_ASKED))
+    assert set(world.finals.values()) == {1}
+    assert world.markers == []
+    assert world.most <= SLOTS
+    assert len(set(world.epochs)) == 3
+    assert world.epochs == sorted(world.epochs)
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_a_standby_takes_over_from_a_killed_controller(kafka_settings: Settings) -> None:
+    world = Peers(kafka_settings)
+    try:
+        with controller(kafka_settings) as first:
+            world.producer.send(Task("ro-first", "run"))
+            world.until(lambda: len(world.finals) == 1)
+            with controller(kafka_settings):
+                first.kill()
+                world.producer.send(Task("ro-second", "run"))
+                world.until(lambda: len(world.finals) == 2)
+    finally:
+        world.close()
+    assert world.begun == ["ro-first", "ro-second"]
