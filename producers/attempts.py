@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 # A pinned resource was published before the assignment, so it is on its way; past this it does not exist.
 RESOURCE_WAIT_S = 5.0
+# From an end marker to the next assignment it takes the log, the assembler and a controller's tick.
+LOOP_S = 0.25
+MAX_AHEAD = 16  # assignments held ready, per slot
+SMOOTHING = 0.05  # weight of the newest duration in the mean
 
 
 @dataclass(eq=False, slots=True)
@@ -53,6 +57,7 @@ class Running:
     log: AttemptLog
     scope: Scope
     start_ns: int
+    start_s: float
     deadline_s: float
 
 
@@ -92,6 +97,7 @@ class Attempts:
         self._closing: dict[str, None] = {}
         self._threads = ThreadSlots(self._done)
         self._loop = LoopSlots(self._done) if agent.is_async else None
+        self._mean_s: float | None = None  # how long attempts take
         self.abandoned = 0  # threads left alone at a deadline or an order
 
     def accept(self, assignment: Assignment, task: Task, age_s: float) -> None:
@@ -127,6 +133,16 @@ class Attempts:
         """Attempt ids for the heartbeat."""
         with self._lock:
             return [*(w.assignment.attempt_id for w in self._waiting), *self._running, *self._closing]
+
+    def ahead(self) -> int:
+        """How many assignments to hold ready so that slots stay busy while the controller answers.
+
+        What the slots get done in that time: many for short attempts, none for long ones, which would only keep others
+        from another worker's free slot.
+        """
+        with self._lock:
+            mean_s = self._mean_s
+        return 0 if mean_s is None else int(self._slots * min(MAX_AHEAD, LOOP_S / max(mean_s, 1e-6)))
 
     def idle(self) -> bool:
         """True if no agent is at work."""
@@ -181,8 +197,8 @@ class Attempts:
         scope = Scope(
             task.rollout_id, assignment.attempt_id, self._spool.producer_id, attempt_log, root_id=ids.span_id()
         )
-        deadline = self._clock.steady_s() + task.limits.timeout_s
-        return Running(assignment, task, attempt_log, scope, self._clock.now_ns(), deadline)
+        now_ns, now_s = self._clock.now_ns(), self._clock.steady_s()
+        return Running(assignment, task, attempt_log, scope, now_ns, now_s, now_s + task.limits.timeout_s)
 
     def _start(self, waiting: Waiting) -> None:
         key = waiting.assignment.attempt_id
@@ -244,6 +260,8 @@ class Attempts:
             if running is None:
                 return False
             self._closing[key] = None
+            took_s = self._clock.steady_s() - running.start_s
+            self._mean_s = took_s if self._mean_s is None else self._mean_s + SMOOTHING * (took_s - self._mean_s)
         now = self._clock.now_ns()
         if ended.reward is not None:
             running.log.reward(make_reward(running.scope, ended.reward))

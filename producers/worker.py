@@ -48,7 +48,7 @@ PLACEHOLDER_KEY = "spanloop"  # without a secret only the URL binds a call to it
 
 
 class WorkerService:
-    """Runs an agent for a pool, `slots` attempts at once; `prefetch` more are held ready for a free slot."""
+    """Runs an agent for a pool, `slots` attempts at once."""
 
     def __init__(
         self,
@@ -56,13 +56,15 @@ class WorkerService:
         agent: Agent,
         *,
         slots: int = 1,
-        prefetch: int = 0,
+        prefetch: int | None = None,
         name: str = "",
         labels: Sequence[str] = (),
         trace: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """`labels`: what tasks may require; `trace`: take in the process's OpenTelemetry spans as well."""
+        """`prefetch`: assignments held ready for a free slot (null = as many as the slots get done while the controller
+        answers); `labels`: what tasks may require; `trace`: take in the process's OpenTelemetry spans as well.
+        """
         self.worker_id = ids.worker_id()
         self._settings = settings
         self._agent = agent
@@ -174,11 +176,12 @@ class WorkerService:
 
     def _say(self, producer: Producer, attempts: Attempts, *, alive: bool = True) -> None:
         offset = self._last_offset  # before `named`: what was read up to it is in there, or has ended
+        ahead = attempts.ahead() if self._prefetch is None else self._prefetch
         beat = Worker(
             worker_id=self.worker_id,
             name=self._name,
             role="worker",
-            slots=0 if self._leaving else self._slots + self._prefetch,
+            slots=0 if self._leaving else self._slots + ahead,
             running=attempts.named(),
             last_assignment_offset=offset,
             labels=self._labels,
@@ -220,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spanloop.producers.worker", description=main.__doc__)
     parser.add_argument("agent", help="package.module:name or path/to/file.py:name")
     parser.add_argument("--slots", type=int, default=1, help="attempts at once")
-    parser.add_argument("--prefetch", type=int, default=0, help="assignments held ready for a free slot")
+    parser.add_argument("--prefetch", type=int, help="assignments held ready; default: by how long they take")
     parser.add_argument("--name", default="", help="stable label")
     parser.add_argument("--label", action="append", default=[], help="what tasks may require; repeatable")
     options = parser.parse_args(argv)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+from spanloop.infra.clock import ManualClock
 from spanloop.infra.producer import Ack
+from spanloop.producers.attempts import Attempts, Links
+from spanloop.producers.resources import Resources
 from spanloop.producers.spool import Spool
 from spanloop.schemas.errors import BackPressure, DeliveryFailed
-from spanloop.schemas.records import Reward, Span, SpanBatch
+from spanloop.schemas.records import Assignment, AttemptEnd, Limits, Reward, Span, SpanBatch, Task
 
 OnDelivery = Callable[[DeliveryFailed | None, Ack | None], None]
 
@@ -80,3 +85,40 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.002)
+
+
+class Bench:
+    """Attempts on a spool in memory, with a clock that stands still."""
+
+    def __init__(self, sender: FakeSender, attempts: Attempts, clock: ManualClock, resources: Resources) -> None:
+        self.sender, self.attempts, self.clock, self.resources = sender, attempts, clock, resources
+
+    def accept(self, n: int, *, age_s: float = 0.0, task_input: object = None, pins: Any = None) -> None:
+        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input), limits=Limits(timeout_s=10.0))
+        assignment = Assignment("wo-1", f"at-{n}", task=task, claim_s=30.0, pins=pins or {})
+        self.attempts.accept(assignment, task, age_s)
+
+    def end(self, n: int) -> AttemptEnd:
+        until(lambda: self.sender.end_of(f"at-{n}"))
+        batch = self.sender.end_of(f"at-{n}")
+        assert batch is not None
+        assert batch.end is not None
+        return batch.end
+
+
+@contextmanager
+def bench(agent: Any, *, slots: int = 2) -> Generator[Bench]:
+    sender, clock, resources = FakeSender(), ManualClock(), Resources()
+    with spool_of(sender, linger_s=0.005) as spool:
+        attempts = Attempts(
+            agent,
+            spool,
+            resources,
+            Links("http://g", lambda rollout_id, attempt_id: f"{rollout_id}/{attempt_id}"),
+            slots=slots,
+            clock=clock,
+            changed=lambda: None,
+        )
+        yield Bench(sender, attempts, clock, resources)
+        attempts.hand_back("the test is over")
+        attempts.close(5.0)

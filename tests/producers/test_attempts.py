@@ -2,59 +2,15 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sdk import FakeSender, spool_of, until
+from sdk import bench, until
 
-from spanloop.infra.clock import ManualClock
 from spanloop.producers import emit_message, emit_reward, rollout
-from spanloop.producers.attempts import RESOURCE_WAIT_S, Attempts, Links
-from spanloop.producers.resources import Resources
+from spanloop.producers.attempts import RESOURCE_WAIT_S
 from spanloop.schemas import semconv
-from spanloop.schemas.records import Assignment, AttemptEnd, Limits, Resource, Task
-
-
-class Bench:
-    """Attempts on a spool in memory, with a clock that stands still."""
-
-    def __init__(self, agent: Any, sender: FakeSender, attempts: Attempts, clock: ManualClock) -> None:
-        self.agent, self.sender, self.attempts, self.clock = agent, sender, attempts, clock
-        self.resources = Resources()
-
-    def accept(self, n: int, *, age_s: float = 0.0, task_input: object = None, pins: Any = None) -> None:
-        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input), limits=Limits(timeout_s=10.0))
-        assignment = Assignment("wo-1", f"at-{n}", task=task, claim_s=30.0, pins=pins or {})
-        self.attempts.accept(assignment, task, age_s)
-
-    def end(self, n: int) -> AttemptEnd:
-        until(lambda: self.sender.end_of(f"at-{n}"))
-        batch = self.sender.end_of(f"at-{n}")
-        assert batch is not None
-        assert batch.end is not None
-        return batch.end
-
-
-@contextmanager
-def bench(agent: Any, *, slots: int = 2) -> Generator[Bench]:
-    sender, clock, resources = FakeSender(), ManualClock(), Resources()
-    with spool_of(sender, linger_s=0.005) as spool:
-        attempts = Attempts(
-            agent,
-            spool,
-            resources,
-            Links("http://g", lambda rollout_id, attempt_id: f"{rollout_id}/{attempt_id}"),
-            slots=slots,
-            clock=clock,
-            changed=lambda: None,
-        )
-        made = Bench(agent, sender, attempts, clock)
-        made.resources = resources
-        yield made
-        attempts.hand_back("the test is over")
-        attempts.close(5.0)
+from spanloop.schemas.records import Resource
 
 
 def test_a_returned_number_is_the_final_reward_before_the_end_marker() -> None:
@@ -285,3 +241,23 @@ def test_what_is_left_is_handed_back() -> None:
         for n in (1, 2):
             end = b.end(n)
             assert (end.status, end.failure_class, end.final) == ("returned", "infra", False)
+
+
+@pytest.mark.parametrize(("took_s", "ahead"), [(0.0, 64), (0.05, 20), (1.0, 1), (9.0, 0)])
+def test_short_attempts_are_held_ready_and_long_ones_are_left_to_others(took_s: float, ahead: int) -> None:
+    gate = threading.Event()
+
+    @rollout
+    def agent(task: Any) -> None:
+        del task
+        gate.wait(30)
+
+    with bench(agent, slots=4) as b:
+        assert b.attempts.ahead() == 0
+        for n in range(4):
+            b.accept(n)
+        b.clock.advance(took_s)
+        gate.set()
+        for n in range(4):
+            b.end(n)
+        assert b.attempts.ahead() == ahead
