@@ -30,6 +30,7 @@ LACKS: dict[str, str] = {
     "compaction": "its log is a list that only drops its oldest batch",
     "create_topics": "it answers no CreateTopics; the process that holds it makes topics",
     "isolation": "open and aborted transactions are readable at once",
+    "transaction_offsets": "it takes offsets in a transaction and forgets them",
     "fencing": "an older transactional producer is not refused",
     "size_limit": "it takes a record of any size; our Producer is the only check",
     "retention": "5 MiB a partition whatever the topic says",

@@ -20,6 +20,11 @@ from spanloop.schemas.topics import TOPICS
 PARTITIONS = 4
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Markers of this suite's own."""
+    config.addinivalue_line("markers", "needs(what): a capability that infra.embedded_broker.LACKS may name")
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[EmbeddedBroker]:
     """The session's embedded broker; tests keep apart by their prefix."""
