@@ -8,15 +8,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
+
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
-from spanloop.schemas.errors import Unavailable
+from spanloop.schemas.errors import Fenced, Unavailable
 from spanloop.schemas.records import Assignment, Attempt, DeadLetter, Limits, Resource, Rollout, SpanBatch, Task, Worker
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import ASSIGNMENTS, DEAD_LETTERS, ROLLOUTS, SPANS, TASKS, TOPICS
 from spanloop.streams.controller_shell import TASK_MAX_BYTES, ControllerService
+from spanloop.streams.controller_term import transactional_id
 
 DEADLINE_S = 60.0
 
@@ -206,3 +209,28 @@ def test_bad_records_are_quarantined_and_what_is_too_large_fails_clearly(each_se
         )
         assert world.rollouts["ro-1"].status == "succeeded"
         assert (world.rollouts["ro-big"].status, world.rollouts["ro-big"].error_type) == ("failed", "invalid_task")
+
+
+@pytest.mark.kafka
+def test_a_controller_whose_place_was_taken_stops_and_says_so(kafka_settings: Settings) -> None:
+    raised = list[Fenced]()
+
+    def run() -> None:
+        try:
+            ControllerService(kafka_settings).run(threading.Event())
+        except Fenced as error:
+            raised.append(error)
+
+    with peers(kafka_settings) as world:
+        thread = threading.Thread(target=run)
+        thread.start()
+        world.producer.send(Task("ro-1", "run"))
+        world.until(lambda: world.finals == ["ro-1"])
+        usurper = Producer(kafka_settings, "usurper", transactional_id=transactional_id(kafka_settings))
+        usurper.client.init_transactions(DEADLINE_S)
+        world.producer.send(Task("ro-2", "run"))
+        thread.join(DEADLINE_S)
+        usurper.close()
+    assert not thread.is_alive()
+    assert "another controller has taken over" in str(raised[0])
+    assert [a.task.rollout_id for a in world.given if a.task] == ["ro-1"]
