@@ -47,6 +47,9 @@ KEYS = "0123456789"
 # Rollouts are short; an attempt that takes longer is stuck.
 LIMITS = Limits(max_attempts=2, timeout_s=60.0, unresponsive_s=15.0, claim_s=10.0)
 POLL_S = 0.25
+SINK_PATIENCE_S = 60.0
+# Ctrl-C promises an end within five seconds; what the sink has not written by then is in the export.
+INTERRUPTED_PATIENCE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +109,27 @@ def train(config: DemoConfig, home: Path, console: Console, stack: ExitStack) ->
         gateway_port=port,
         home=home,
     )
-    parts = Running(plan, processes=config.processes)
-    enqueue(settings, config)
-    try:
-        with View(console, monitor, total=trainer.total_steps * BATCH) as view:
-            while monitor.groups_closed < trainer.total_steps * GROUPS_PER_BATCH:
-                parts.check()
-                view.update()
-                time.sleep(POLL_S)
-            monitor.wait_for_sink()
-    except KeyboardInterrupt:
-        console.print("interrupted: flushing")
-        return settings, monitor, True
-    finally:
-        parts.close()
-    return settings, monitor, False
+    interrupted = False
+    with Running(plan, processes=config.processes) as parts:
+        enqueue(settings, config)
+        try:
+            watch(parts, monitor, console, trainer.total_steps * GROUPS_PER_BATCH)
+        except KeyboardInterrupt:
+            console.print("interrupted: flushing")
+            interrupted = True
+        parts.stop_writing()
+        if not monitor.wait_for_sink(INTERRUPTED_PATIENCE_S if interrupted else SINK_PATIENCE_S):
+            console.print("[yellow]ClickHouse does not hold everything yet; the exported topics do")
+    return settings, monitor, interrupted
+
+
+def watch(parts: Running, monitor: Monitor, console: Console, groups: int) -> None:
+    """Shows the run until the trainer has decided on so many groups. Raises PartFailed."""
+    with View(console, monitor, total=groups * GROUP_SIZE) as view:
+        while monitor.groups_closed < groups:
+            parts.check()
+            view.update()
+            time.sleep(POLL_S)
 
 
 def trainer_config(config: DemoConfig, home: Path) -> TrainerConfig:
@@ -138,7 +147,7 @@ def trainer_config(config: DemoConfig, home: Path) -> TrainerConfig:
         lr=1e-3,
         credit=CREDIT,
         seed=config.seed,
-        shuffle_rewards=config.control == "shuffled",
+        advantage="shuffled" if config.control == "shuffled" else "group_mean",
     )
 
 

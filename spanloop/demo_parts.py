@@ -36,15 +36,16 @@ class Plan:
 
 
 class Running:
-    """The parts of a running demo; closes them all, those that write before those that read."""
+    """The parts of a running demo. Those that keep what was written (sink, export) outlive those that write."""
 
     def __init__(self, plan: Plan, *, processes: bool) -> None:
-        self._processes = Processes(plan.settings, plan.home / "logs")
-        self._threads = Threads()
+        logs = plan.home / "logs"
+        self._keepers = (Threads(), Processes(plan.settings, logs))
+        self._writers = (Threads(), Processes(plan.settings, logs))
         self._engine: EngineProcess | None = None
         try:
-            self._processes.start("gateway", ["gateway", "--port", str(plan.gateway_port)])
-            self._threads.start("export", ExportService(plan.settings, plan.home / "topics"))
+            self._keepers[0].start("export", ExportService(plan.settings, plan.home / "topics"))
+            self._writers[1].start("gateway", ["gateway", "--port", str(plan.gateway_port)])
             if processes:
                 self._start_processes(plan)
             else:
@@ -54,40 +55,46 @@ class Running:
             raise
 
     def _start_threads(self, plan: Plan) -> None:
-        settings, policy = plan.settings, plan.trainer.policy
-        self._engine = EngineProcess(
-            plan.trainer.model_dir, served_model_name=policy, frozen=plan.frozen, seed=plan.seed
-        )
-        self._threads.start("sink", SinkService(settings))
-        self._threads.start("controller", ControllerService(settings))
-        self._threads.start("assembler", AssemblerService(settings))
-        self._threads.start("trainer", TrainerService(settings, plan.trainer))
-        self._threads.start("loader", LoaderService(settings, self._engine.url, policy, verify=not plan.frozen))
-        self._threads.start("worker", WorkerService(settings, resolve(plan.agent), slots=plan.slots, name="demo"))
+        settings, policy, threads = plan.settings, plan.trainer.policy, self._writers[0]
+        model = plan.trainer.model_dir
+        self._engine = EngineProcess(model, served_model_name=policy, frozen=plan.frozen, seed=plan.seed)
+        self._keepers[0].start("sink", SinkService(settings))
+        threads.start("controller", ControllerService(settings))
+        threads.start("assembler", AssemblerService(settings))
+        threads.start("trainer", TrainerService(settings, plan.trainer))
+        threads.start("loader", LoaderService(settings, self._engine.url, policy, verify=not plan.frozen))
+        threads.start("worker", WorkerService(settings, resolve(plan.agent), slots=plan.slots, name="demo"))
 
     def _start_processes(self, plan: Plan) -> None:
         config = plan.home / "trainer.toml"
         config.write_text(as_toml(plan.trainer), "utf-8")
-        engine = ["engine", "--policy", plan.trainer.policy, "--model", str(plan.trainer.model_dir)]
-        engine += ["--seed", str(plan.seed), *(["--frozen"] if plan.frozen else [])]
-        self._processes.start("sink", ["sink"])
-        self._processes.start("controller", ["streams", "--only", "controller"])
-        self._processes.start("assembler", ["streams", "--only", "assembler"])
-        self._processes.start("trainer", ["train", str(config)])
-        self._processes.start("engine", engine)
-        self._processes.start("worker", ["worker", plan.agent, "--slots", str(plan.slots), "--name", "demo"])
+        processes, model = self._writers[1], plan.trainer.model_dir
+        engine = ["engine", "--policy", plan.trainer.policy, "--model", str(model), "--seed", str(plan.seed)]
+        self._keepers[1].start("sink", ["sink"])
+        processes.start("controller", ["streams", "--only", "controller"])
+        processes.start("assembler", ["streams", "--only", "assembler"])
+        processes.start("trainer", ["train", str(config)])
+        processes.start("engine", [*engine, *(["--frozen"] if plan.frozen else [])])
+        processes.start("worker", ["worker", plan.agent, "--slots", str(plan.slots), "--name", "demo"])
 
     def check(self) -> None:
-        """Raises PartFailed once any part has ended by itself."""
-        self._threads.check()
-        self._processes.check()
+        """Raises PartFailed once any part has failed."""
+        for group in (*self._writers, *self._keepers):
+            group.check()
 
-    def close(self) -> None:
-        """Stops everything within seconds."""
-        self._threads.close()
-        self._processes.close()
+    def stop_writing(self) -> None:
+        """Stops what writes to topics, so that the sink can come to their end."""
+        for group in self._writers:
+            group.close()
         if self._engine is not None:
             self._engine.close()
+            self._engine = None
+
+    def close(self) -> None:
+        """Stops everything."""
+        self.stop_writing()
+        for group in self._keepers:
+            group.close()
 
     def __enter__(self) -> Running:
         return self

@@ -98,9 +98,9 @@ class Processes:
         self._children.append((name, child, output))
 
     def check(self) -> None:
-        """Raises PartFailed once any process has ended."""
+        """Raises PartFailed once any process has failed."""
         for name, child, output in self._children:
-            if child.poll() is not None:
+            if child.poll():
                 tail = Path(output.name).read_text("utf-8", "replace")[-2000:]
                 raise PartFailed(f"{name} ended with status {child.returncode}:\n{tail}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 import tarfile
@@ -11,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomli
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("schemas", "infra", "producers", "streams", "consumers", "trainer")
@@ -30,8 +30,7 @@ print(spanloop.__file__)
 
 
 def project() -> dict[str, dict[str, dict[str, object]]]:
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    return toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return tomli.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
 def test_the_list_of_packages_equals_the_disk() -> None:

@@ -1,0 +1,72 @@
+"""One rollout as a tree for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.tree import Tree
+
+from spanloop.consumers.query import Query
+from spanloop.consumers.show import ShownAttempt, show
+from spanloop.schemas.errors import ConfigError
+
+NS_PER_MS = 1_000_000
+Row = Mapping[str, Any]
+
+
+def rollout_tree(query: Query, rollout_id: str) -> Tree:
+    """Attempts with their span trees, calls and rows, then rewards. Raises ConfigError for an unknown rollout."""
+    shown = show(query, rollout_id)
+    if shown is None:
+        raise ConfigError(f"nothing is stored of rollout {rollout_id!r}; `spanloop sql` lists them in v_rollouts")
+    state = shown.rollout or {}
+    root = Tree(f"[bold]{rollout_id}[/] {state.get('status', 'unknown')} reward {state.get('final_reward')}")
+    if state:
+        root.add(escape(f"input {state['input']}"))
+    for attempt in shown.attempts:
+        _attempt(root, attempt)
+    rewards = root.add("rewards")
+    for reward in shown.rewards:
+        target = f" on span {reward['span_id']}" if reward["span_id"] else ""
+        rewards.add(escape(f"{reward['name']} ({reward['scope']}, {reward['source']}) {reward['value']}{target}"))
+    return root
+
+
+def _attempt(root: Tree, shown: ShownAttempt) -> None:
+    told = shown.attempt or {}
+    final = ", final" if told.get("final") else ""
+    branch = root.add(f"[bold]{shown.attempt_id}[/] {told.get('outcome') or told.get('status', '')}{final}")
+    levels: list[Tree] = [branch.add("spans")]
+    for node in shown.spans:
+        del levels[node.depth + 1 :]
+        levels.append(levels[-1].add(escape(_span(node.span))))
+    trajectory = shown.trajectory
+    if trajectory is None:
+        branch.add("no trajectory yet")
+        return
+    made = branch.add(
+        escape(f"trajectory, revision {trajectory['revision']}, reward {trajectory['final_reward']}, "
+               f"flags {list(trajectory['flags'])}")
+    )  # fmt: skip
+    _calls(made, shown.calls)
+    for row in shown.rows:
+        made.add(f"row {row['row']}: {row['tokens']} tokens, {row['trained_tokens']} by {row['policy']}")
+
+
+def _calls(branch: Tree, calls: Sequence[Row]) -> None:
+    for call in calls:
+        left_out = f", left out: {call['excluded']}" if call["excluded"] else ""
+        versions = ", ".join(
+            str(run[0] if isinstance(run, tuple) else run["version"]) for run in call["policy_versions"]
+        )
+        branch.add(escape(f"call {call['call']} on span {call['span_id']}: version {versions}, "
+                          f"credit {call['credit']}{left_out}"))  # fmt: skip
+
+
+def _span(span: Row) -> str:
+    took = "open" if span["duration_ns"] is None else f"{span['duration_ns'] / NS_PER_MS:.1f} ms"
+    call = f", {span['input_tokens']} + {span['output_tokens']} tokens" if span["is_call"] else ""
+    failed = f", {span['status_message'] or 'error'}" if span["status"] == "error" else ""
+    return f"{span['name']} ({took}{call}{failed})"
