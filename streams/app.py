@@ -104,6 +104,11 @@ class AssemblerApp(App):
             await asyncio.to_thread(self.shell.close)
         self._folder.cleanup()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has caught up with all it was assigned."""
+        return self._ready.is_set()
+
     def _shell(self) -> Shell:
         assert self.shell is not None
         return self.shell

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ..infra.kafka import METADATA_TIMEOUT_S, Names, Position, consumer_config, partitions
 from ..infra.settings import Settings
 from ..schemas.errors import Unavailable
 from ..schemas.topics import REWARDS, SPANS
+
+T = TypeVar("T")
+PATIENCE_S = 30.0
+PAUSE_S = 0.2
+PASSING = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError._TIMED_OUT,
+}
 
 
 def commit_first_offsets(settings: Settings, group: str) -> None:
@@ -17,33 +30,40 @@ def commit_first_offsets(settings: Settings, group: str) -> None:
 
     A group that is running has its offsets and is left alone. Raises Unavailable.
     """
-    topics = (SPANS, REWARDS)
-    positions = [(t.name, p) for t in topics for p in range(partitions(settings, t))]
-    names = Names(settings.prefix)
-    consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
-    try:
+
+    def commit(consumer: Consumer, names: Names) -> None:
+        positions = [(t.name, p) for t in (SPANS, REWARDS) for p in range(partitions(settings, t))]
         fresh = [at for at, offset in _committed(consumer, names, positions).items() if offset < 0]
         first = [TopicPartition(names.full(t), p, _low(consumer, names, (t, p))) for t, p in fresh]
         if first:
             consumer.commit(offsets=first, asynchronous=False)
-    except KafkaException as error:
-        raise Unavailable(f"first offsets of group {group} on {settings.bootstrap}: {error}") from error
-    finally:
-        consumer.close()
+
+    _patiently(settings, group, commit)
 
 
 def committed_offsets(settings: Settings, group: str, positions: Sequence[Position]) -> dict[Position, int]:
     """Committed next offsets. Raises Unavailable, also where there are none."""
-    consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
-    try:
-        found = _committed(consumer, Names(settings.prefix), positions)
-    except KafkaException as error:
-        raise Unavailable(f"offsets of group {group} on {settings.bootstrap}: {error}") from error
-    finally:
-        consumer.close()
+    found = _patiently(settings, group, lambda consumer, names: _committed(consumer, names, positions))
     if missing := [at for at, offset in found.items() if offset < 0]:
         raise Unavailable(f"group {group} has no offset for {missing}; they are committed at its first start")
     return found
+
+
+def _patiently(settings: Settings, group: str, ask: Callable[[Consumer, Names], T]) -> T:
+    """Asks the group's coordinator, which a broker that has just started may take a while to become."""
+    consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
+    give_up = time.monotonic() + PATIENCE_S
+    try:
+        while True:
+            try:
+                return ask(consumer, Names(settings.prefix))
+            except KafkaException as error:
+                reason = cast("KafkaError", error.args[0])
+                if time.monotonic() > give_up or not (reason.retriable() or reason.code() in PASSING):
+                    raise Unavailable(f"offsets of group {group} on {settings.bootstrap}: {reason.str()}") from error
+                time.sleep(PAUSE_S)
+    finally:
+        consumer.close()
 
 
 def _committed(consumer: Consumer, names: Names, positions: Sequence[Position]) -> dict[Position, int]:
