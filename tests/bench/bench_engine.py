@@ -1,5 +1,7 @@
 """How fast the embedded engine answers: completions/s of two-token answers, and the time of a reload.
 
+`per_cpu_s` divides by the processor time of the engine alone, so it holds on a busy machine too (Linux only).
+
     python tests/bench/bench_engine.py [MODEL_DIR]      # default: a fresh toy policy
 
 Prints one JSON object. Answers are "<char><eos>" with a warm-started policy; with a fresh one they run to max_tokens=2.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -32,7 +35,13 @@ BODY: dict[str, Any] = {
 }
 
 
-async def completions_per_s(url: str, concurrent: int) -> float:
+def cpu_s(pid: int) -> float:
+    """Processor time a process has used; field 2 of its stat line may hold spaces, so count after it."""
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def completions(url: str, pid: int, concurrent: int) -> dict[str, float]:
     """Closed loop: each client asks again as soon as it is answered."""
     limits = httpx.Limits(max_connections=concurrent)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as http:
@@ -47,9 +56,10 @@ async def completions_per_s(url: str, concurrent: int) -> float:
             return done
 
         await http.post("/v1/chat/completions", json=BODY)
-        began = time.perf_counter()
+        began, used = time.perf_counter(), cpu_s(pid)
         counts = await asyncio.gather(*(client() for _ in range(concurrent)))
-        return sum(counts) / (time.perf_counter() - began)
+        wall, cpu = time.perf_counter() - began, cpu_s(pid) - used
+        return {"per_s": round(sum(counts) / wall, 1), "per_cpu_s": round(sum(counts) / cpu, 1)}
 
 
 def reload_ms(url: str, folder: Path) -> float:
@@ -74,8 +84,8 @@ def main() -> None:
         if len(sys.argv) < 2:
             make_policy(folder, 0)
         with EngineProcess(folder) as engine:
-            rates = {n: round(asyncio.run(completions_per_s(engine.url, n)), 1) for n in CONCURRENCY}
-            result = {"completions_per_s": rates, "reload_ms": round(reload_ms(engine.url, folder), 2)}
+            rates = {n: asyncio.run(completions(engine.url, engine.pid, n)) for n in CONCURRENCY}
+            result = {"completions": rates, "reload_ms": round(reload_ms(engine.url, folder), 2)}
     sys.stdout.write(json.dumps(result) + "\n")
 
 
