@@ -7,6 +7,7 @@ own context, so that spans of both kinds nest in each other.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Generator, Iterator
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from ..schemas import ids
 from ..schemas.records import Reward, Span
 
 _ATTEMPT_HEX = re.compile(r"at-([0-9a-f]{32})")
@@ -56,9 +56,12 @@ class Scope:
 
 
 def trace_of(attempt_id: str) -> str:
-    """The trace id of an attempt: its own 32 hex digits, so that every producer arrives at the same one."""
+    """The trace id of an attempt: its own 32 hex digits, so that every producer arrives at the same one.
+
+    Ids of another shape are hashed; the gateway does the same.
+    """
     found = _ATTEMPT_HEX.fullmatch(attempt_id)
-    return found[1] if found else ids.trace_id()
+    return found[1] if found else hashlib.sha256(attempt_id.encode()).hexdigest()[:32]
 
 
 class Ambient(Protocol):

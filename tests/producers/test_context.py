@@ -17,6 +17,7 @@ def scope_of(n: int) -> Scope:
 def test_the_trace_id_is_the_attempts_own_hex() -> None:
     assert scope_of(7).trace_id == f"{7:032x}"
     assert len(context.trace_of("at-1")) == 32
+    assert context.trace_of("at-1") == context.trace_of("at-1") != context.trace_of("at-2")
 
 
 def test_outside_a_rollout_the_error_says_what_to_do() -> None:
