@@ -58,9 +58,8 @@ def _attempt(root: Tree, shown: ShownAttempt) -> None:
 def _calls(branch: Tree, calls: Sequence[Row]) -> None:
     for call in calls:
         left_out = f", left out: {call['excluded']}" if call["excluded"] else ""
-        versions = ", ".join(
-            str(run[0] if isinstance(run, tuple) else run["version"]) for run in call["policy_versions"]
-        )
+        runs: Sequence[Row] = call["policy_versions"]
+        versions = ", ".join(str(run["version"]) for run in runs)
         branch.add(escape(f"call {call['call']} on span {call['span_id']}: version {versions}, "
                           f"credit {call['credit']}{left_out}"))  # fmt: skip
 
