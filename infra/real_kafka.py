@@ -75,6 +75,7 @@ class RealKafka:
         self._dist = dist or default_dist()
         if reason := missing(self._dist):
             raise ConfigError(reason)
+        self.home = home
         self._kafka, self._registry = home / "kafka", home / "registry"
         self._owner = home / "owner.pid"
         self._own()

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from spanloop.infra import real_kafka
+from spanloop.infra.real_kafka import RealKafka, free_port, missing
+from spanloop.schemas.errors import ConfigError
+
+SCRIPTS = Path(str(files("spanloop.infra"))) / "kafka"
+
+
+def fake_java(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-01' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        assert "no java on the path" in (missing(tmp_path) or "")
+    fake_java(tmp_path, monkeypatch, "11.0.2")
+    assert "11.0.2" in (missing(tmp_path) or "")
+    fake_java(tmp_path, monkeypatch, "17.0.15")
+    assert f"fetch.sh {tmp_path}" in (missing(tmp_path) or "")
+    (tmp_path / "complete").touch()
+    assert missing(tmp_path) is None
+
+
+def test_without_jars_it_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, monkeypatch, "17.0.15")
+    with pytest.raises(ConfigError, match=r"no Kafka jars in .*fetch\.sh"):
+        RealKafka(tmp_path / "home", dist=tmp_path)
+
+
+def test_a_folder_in_use_by_a_live_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, monkeypatch, "17.0.15")
+    (tmp_path / "complete").touch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        (tmp_path / "owner.pid").write_text(str(other.pid))
+        with pytest.raises(ConfigError, match=f"in use by process {other.pid}"):
+            RealKafka(tmp_path, dist=tmp_path)
+        other.kill()
+
+
+def test_a_free_port_has_free_neighbours_where_asked() -> None:
+    port = free_port(together=2)
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", port))
+        second.bind(("127.0.0.1", port + 1))
+
+
+@pytest.mark.parametrize("script", sorted(p.name for p in SCRIPTS.glob("*.sh")))
+def test_scripts_are_sound_bash_and_name_no_host(script: str) -> None:
+    subprocess.run(["bash", "-n", str(SCRIPTS / script)], check=True)
+    text = (SCRIPTS / script).read_text()
+    assert "https://" not in text
+    assert "http://" not in text.replace("http://127.0.0.1", "")
+
+
+def test_stopping_ends_no_process_that_was_not_started_here(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        (tmp_path / "pid").write_text(str(other.pid))
+        subprocess.run(["bash", str(SCRIPTS / "stop_kafka.sh"), str(tmp_path)], check=True)
+        assert other.poll() is None
+        assert not (tmp_path / "pid").exists()
+        other.kill()
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for script in ("start_kafka.sh", "start_registry.sh"):
+            done = subprocess.run(
+                ["bash", str(SCRIPTS / script), str(port), str(tmp_path)], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 1
+            assert f"port {port} is taken" in done.stderr
+
+
+@pytest.mark.kafka
+def test_starting_again_what_runs_changes_nothing(real_kafka: RealKafka) -> None:
+    port = real_kafka.bootstrap.rpartition(":")[2]
+    home = real_kafka.home / "kafka"
+    before = (home / "pid").read_text()
+    subprocess.run(["bash", str(SCRIPTS / "start_kafka.sh"), port, str(home)], check=True)
+    assert (home / "pid").read_text() == before
+
+
+def test_the_jars_are_kept_in_the_checkout_or_in_a_cache() -> None:
+    assert real_kafka.default_dist().name in (".kafka", "kafka")
