@@ -7,7 +7,9 @@ engine ──▶ Answer.add(chunk) ──▶ ids, log-probs, versions, text (rec
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from ..schemas.packed import NAN
 from ..schemas.spans import Usage, VersionRun
@@ -16,6 +18,7 @@ from .gateway_request import Prepared
 
 # Message fields that arrive in pieces and are joined; every other field's last value counts.
 PIECES = ("content", "reasoning_content", "reasoning", "refusal")
+N = TypeVar("N", int, float)
 OURS_TOP = ("prompt_token_ids", "prompt_logprobs")
 OURS_CHOICE = ("token_ids", "prompt_token_ids", "weight_versions", "prompt_logprobs")
 
@@ -27,8 +30,8 @@ class Choice:
     index: int
     message: Object = field(default_factory=lambda: {"role": "assistant", "content": None})
     calls: dict[int, Object] = field(default_factory=dict[int, Object])  # tool calls by index
-    ids: list[int] | None = None  # None = not reported
-    logprobs: list[float] | None = None  # NaN = missing there
+    ids: array[int] | None = None  # None = not reported
+    logprobs: array[float] | None = None  # NaN = missing there
     versions: list[VersionRun] = field(default_factory=list[VersionRun])
     finish_reason: str | None = None
     extra: Object = field(default_factory=dict[str, object])  # stop_reason and the like
@@ -36,12 +39,10 @@ class Choice:
     def add(self, choice: Object) -> None:
         """Takes a choice of a whole answer (`message`) or of a chunk (`delta`)."""
         self._add_message(obj(choice.get("delta")) or obj(choice.get("message")))
-        if (ids := listed(choice.get("token_ids"))) is not None:
-            self.ids = self.ids or []
-            self.ids.extend(i for i in map(integer, ids) if i is not None)
+        if (ids := _ids(choice.get("token_ids"))) is not None:
+            self.ids = _joined(self.ids, ids)
         if (content := listed(obj(choice.get("logprobs")).get("content"))) is not None:
-            self.logprobs = self.logprobs or []
-            self.logprobs.extend(map(_logprob, content))
+            self.logprobs = _joined(self.logprobs, _logprobs(content))
         if runs := items(choice.get("weight_versions")):
             self.versions = [run for run in map(_version, runs) if run is not None]
         self.finish_reason = text(choice.get("finish_reason")) or self.finish_reason
@@ -81,11 +82,17 @@ class Choice:
             message["tool_calls"] = [call for _, call in sorted(self.calls.items())]
         return {"index": self.index, "message": message, "finish_reason": self.finish_reason, **self.extra}
 
-    def padded_logprobs(self) -> list[float] | None:
-        """Log-probs, one per id; where fewer came, the rest is missing (NaN)."""
-        if self.logprobs is None or self.ids is None:
-            return self.logprobs
-        return (self.logprobs + [NAN] * (len(self.ids) - len(self.logprobs)))[: len(self.ids)]
+    def finite_logprobs(self) -> tuple[array[float] | None, int]:
+        """Log-probs, one per id, and how many are missing (NaN): not finite, null, or fewer than ids."""
+        if self.logprobs is None:
+            return None, 0
+        out = self.logprobs
+        if self.ids is not None and len(out) != len(self.ids):
+            out = (out + array("f", [NAN] * (len(self.ids) - len(out))))[: len(self.ids)]
+        if math.isfinite(sum(out)):  # so is every one of them
+            return out, 0
+        out = array("f", [x if math.isfinite(x) else NAN for x in out])
+        return out, sum(x != x for x in out)
 
 
 @dataclass(slots=True)
@@ -93,7 +100,7 @@ class Answer:
     """All choices of one call as far as they have come."""
 
     head: Object = field(default_factory=dict[str, object])  # id, created, model and the like
-    prompt_ids: list[int] | None = None  # None = not reported
+    prompt_ids: array[int] | None = None  # None = not reported
     usage: Usage = Usage()
     reported_usage: Object | None = None  # as the engine wrote it
     choices: dict[int, Choice] = field(default_factory=dict[int, Choice])
@@ -115,17 +122,17 @@ class Answer:
             self.usage = _usage(self.reported_usage)
 
     def _add_prompt(self, part: Object) -> None:
-        if self.prompt_ids is None and (ids := listed(part.get("prompt_token_ids"))) is not None:
-            self.prompt_ids = [i for i in map(integer, ids) if i is not None]
+        if self.prompt_ids is None and (ids := _ids(part.get("prompt_token_ids"))) is not None:
+            self.prompt_ids = ids
 
     def finished(self, choices: int) -> bool:
         """True once each of `choices` answers has a finish reason."""
         done = sum(choice.finish_reason is not None for choice in self.choices.values())
         return done >= choices
 
-    def stored(self, index: int) -> Object:
-        """The answer as recorded with one choice: no ids, no log-probs."""
-        out: Object = {"object": "chat.completion", **self.head, "choices": [self.choices[index].stored()]}
+    def stored(self, choice: Choice) -> Object:
+        """The answer as recorded with one of its choices: no ids, no log-probs."""
+        out: Object = {"object": "chat.completion", **self.head, "choices": [choice.stored()]}
         if self.reported_usage is not None:
             out["usage"] = self.reported_usage
         return out
@@ -165,9 +172,27 @@ def _join_function(holder: Object, key: str, delta: Object) -> None:
         joined[name] = (text(joined.get(name)) or "") + (text(delta.get(name)) or "")
 
 
-def _logprob(entry: object) -> float:
-    value = number(obj(entry).get("logprob"))
-    return value if value is not None and math.isfinite(value) else NAN
+def _ids(value: object) -> array[int] | None:
+    """Token ids; what is no list of 32-bit integers is as good as not reported."""
+    try:
+        return None if (found := listed(value)) is None else array("i", cast("list[int]", found))
+    except (TypeError, OverflowError):
+        return None
+
+
+def _joined(head: array[N] | None, tail: array[N]) -> array[N]:
+    """In place, so that a long stream stays linear."""
+    if head is None:
+        return tail
+    head.extend(tail)
+    return head
+
+
+def _logprobs(content: list[object]) -> array[float]:
+    try:
+        return array("f", [entry["logprob"] for entry in cast("list[dict[str, float]]", content)])
+    except (TypeError, KeyError, OverflowError):  # null, or no number: looked at one by one
+        return array("f", [NAN if (value := number(obj(e).get("logprob"))) is None else value for e in content])
 
 
 def _version(run: object) -> VersionRun | None:

@@ -6,11 +6,12 @@ Token identity is (span, position); with n > 1 the first span's id goes into the
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ..schemas import ids, semconv
 from ..schemas.packed import pack_ids, pack_logprobs
-from ..schemas.spans import ModelCall, Span, SpanStatus, Usage, VersionRun
+from ..schemas.spans import LogprobMode, ModelCall, Sampling, Span, SpanStatus, Usage, VersionRun
 from .gateway_answer import Answer, Choice
 from .gateway_engines import Engine
 from .gateway_json import Object, dumps
@@ -52,17 +53,16 @@ class Exchange:
     def __post_init__(self) -> None:
         self.span_ids = [ids.span_id() for _ in range(self.prepared.choices)]
 
-    def spans(self, end_ns: int, *, delivered: bool) -> list[Span]:
-        """One span for each choice that came, at least one; sequences are still to be given."""
+    def spans(self, end_ns: int, number: Callable[[], int], *, delivered: bool) -> list[Span]:
+        """One span for each choice that came, at least one; `number` gives each its sequence."""
         came = sorted(self.answer.choices)[: len(self.span_ids)]
-        if not came:
-            return [self._span(0, self._call(None, first=True, delivered=delivered), end_ns)]
+        choices = [self.answer.choices[index] for index in came] or [Choice(0, ids=None)]
         return [
-            self._span(i, self._call(self.answer.choices[index], first=i == 0, delivered=delivered), end_ns)
-            for i, index in enumerate(came)
+            self._span(i, number(), self._call(choice, i == 0, delivered, answered=bool(came)), end_ns)
+            for i, choice in enumerate(choices)
         ]
 
-    def _span(self, position: int, call: ModelCall, end_ns: int) -> Span:
+    def _span(self, position: int, sequence: int, call: ModelCall, end_ns: int) -> Span:
         status: SpanStatus = "ok" if self.error is None else "error"
         return Span(
             trace_id=self.origin.trace_id,
@@ -71,6 +71,7 @@ class Exchange:
             start_ns=self.start_ns,
             parent_span_id=self.origin.parent_span_id,
             trace_state=self.origin.trace_state,
+            sequence=sequence,
             kind="client",
             scope_name=SCOPE,
             end_ns=end_ns,
@@ -97,48 +98,40 @@ class Exchange:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def _call(self, choice: Choice | None, *, first: bool, delivered: bool) -> ModelCall:
-        p = self.prepared
-        mode = "unknown" if self.engine is None else self.engine.logprob_mode
-        base = ModelCall(
+    def _call(self, choice: Choice, first: bool, delivered: bool, *, answered: bool) -> ModelCall:
+        p, engine, answer = self.prepared, self.engine, self.answer
+        logprobs, nonfinite = choice.finite_logprobs()
+        versions, mixed = self._versions(choice)
+        flags = (
+            ("context_overflow", self.overflow),
+            ("mixed_version", mixed),
+            ("nonfinite_logprobs", nonfinite > 0),
+            ("no_token_ids", answered and choice.ids is None),
+            ("empty", choice.ids is not None and not choice.ids),
+        )
+        policy = None if engine is None else engine.policy
+        return ModelCall(
             request=p.recorded,
-            prompt_ids=None if self.answer.prompt_ids is None else pack_ids(self.answer.prompt_ids),
+            response=dumps(answer.stored(choice)).decode() if answered else None,
+            prompt_ids=None if answer.prompt_ids is None else pack_ids(answer.prompt_ids),
+            response_ids=None if choice.ids is None else pack_ids(choice.ids),
+            logprobs=None if logprobs is None else pack_logprobs(logprobs),
+            policy=policy or (p.model if choice.versions else None),
+            policy_versions=versions,
             model=p.model,
-            engine=None if self.engine is None else self.engine.worker_id or self.engine.url,
-            sampling=replace(p.sampling, logprob_mode=mode),
+            engine=None if engine is None else engine.worker_id or engine.url,
+            sampling=p.sampling if engine is None else _with_mode(p.sampling, engine.logprob_mode),
+            finish_reason=choice.finish_reason,
+            truncated=choice.finish_reason == "length",
+            choice=choice.index,
             choices=p.choices,
-            usage=self.answer.usage if first else Usage(),  # it counts all choices: once
+            usage=answer.usage if first else Usage(),  # it counts all choices: once
             tries=self.tries,
             delivered=delivered,
             client_retry=self.client_retry,
             constrained=p.constrained,
             multimodal=p.multimodal,
-            flags=["context_overflow"] if self.overflow else [],
-            policy=None if self.engine is None else self.engine.policy,
-        )
-        return base if choice is None else self._answered(base, choice)
-
-    def _answered(self, base: ModelCall, choice: Choice) -> ModelCall:
-        logprobs = choice.padded_logprobs()
-        nonfinite = sum(x != x for x in logprobs or ())
-        versions, mixed = self._versions(choice)
-        flags = {
-            "mixed_version": mixed,
-            "nonfinite_logprobs": nonfinite > 0,
-            "no_token_ids": choice.ids is None,
-            "empty": choice.ids == [],
-        }
-        return replace(
-            base,
-            response=dumps(self.answer.stored(choice.index)).decode(),
-            response_ids=None if choice.ids is None else pack_ids(choice.ids),
-            logprobs=None if logprobs is None else pack_logprobs(logprobs),
-            policy=base.policy or (base.model if choice.versions else None),
-            policy_versions=versions,
-            finish_reason=choice.finish_reason,
-            truncated=choice.finish_reason == "length",
-            choice=choice.index,
-            flags=[*base.flags, *(name for name, is_set in flags.items() if is_set)],
+            flags=[name for name, is_set in flags if is_set],
             nonfinite_logprobs=nonfinite,
         )
 
@@ -147,6 +140,10 @@ class Exchange:
         if choice.versions or not choice.ids or self.version_start is None:
             return choice.versions, False
         return [VersionRun(self.version_start, 0, len(choice.ids))], self.version_start != self.version_end
+
+
+def _with_mode(sampling: Sampling, mode: LogprobMode) -> Sampling:
+    return sampling if mode == sampling.logprob_mode else replace(sampling, logprob_mode=mode)
 
 
 def trace_of(attempt_id: str) -> str:

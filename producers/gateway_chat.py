@@ -158,16 +158,18 @@ class Chat:
         await respond(send, reply.status, dumps(part), [*self._headers(x), *reply.passed_headers()])
 
     async def _stream(self, x: Exchange, reply: Reply, stream: Stream) -> None:
-        hold, held, done = Hold(), bytearray(), False
-        async for event in events(reply.chunks(), self._g.policy.max_answer_bytes):
-            data = data_of(event)
-            done = data == DONE
-            seen = event if data is None or done else _seen(event, data, x, hold)
-            if hold.begun or done:
-                held += seen
-            else:
-                await stream.write(seen)
-            if done:
+        hold, held = Hold(), bytearray()
+        async for batch in events(reply.chunks(), self._g.policy.max_answer_bytes):
+            passed = bytearray()
+            for event in batch:
+                seen = _seen(event, x, hold)
+                if hold.begun:
+                    held += seen
+                else:
+                    passed += seen
+            if passed:
+                await stream.write(bytes(passed))
+            if hold.ended:
                 break
         if not x.answer.finished(len(x.answer.choices) or 1):
             raise Refused("upstream_broken", "the engine's stream ended before its answer did")
@@ -237,8 +239,13 @@ def _parse(body: bytes) -> tuple[Object, bool]:
     return part, strict
 
 
-def _seen(event: bytes, data: bytes, x: Exchange, hold: Hold) -> bytes:
+def _seen(event: bytes, x: Exchange, hold: Hold) -> bytes:
     """An event as the agent is to see it; b"" for one that only we asked for."""
+    data = data_of(event)
+    if data is None or data == DONE:
+        hold.ended = data == DONE
+        hold.begun = hold.begun or hold.ended
+        return event
     chunk, strict = _parse(data)
     if "error" in chunk and "choices" not in chunk:
         raise Refused(

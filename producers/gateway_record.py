@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 from uuid import uuid4
 
@@ -20,7 +19,6 @@ from ..infra.producer import Ack
 from ..schemas.errors import DeliveryFailed, InvalidRecord, SpanloopError
 from ..schemas.records import DeadLetter, SpanBatch
 from ..schemas.serde import encode_body
-from ..schemas.spans import Span
 from ..schemas.topics import SPANS, Record
 from .gateway_call import Exchange
 from .gateway_errors import Refused
@@ -86,13 +84,10 @@ class Recorder:
             log.warning("a call is not recorded: %s", failure)
 
     def _record(self, exchange: Exchange, *, delivered: bool) -> SpanBatch | DeadLetter:
-        spans = [self._numbered(span) for span in exchange.spans(self._clock.now_ns(), delivered=delivered)]
+        spans = exchange.spans(self._clock.now_ns(), self._sequence.__next__, delivered=delivered)
         origin = exchange.origin
         batch = SpanBatch(origin.rollout_id, origin.attempt_id, self.producer_id, spans[0].sequence, spans=spans)
         return batch if origin.known else self._kept_apart(batch)
-
-    def _numbered(self, span: Span) -> Span:
-        return replace(span, sequence=next(self._sequence))
 
     def _kept_apart(self, batch: SpanBatch) -> DeadLetter:
         """A call for an attempt that is not live: people can read it, no trajectory can."""

@@ -19,8 +19,11 @@ BOUNDARY_BYTES = 4
 DONE = b"[DONE]"
 
 
-async def events(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
-    """Whole events, their blank line included. Raises Refused(upstream_broken) past `max_bytes` in all."""
+async def events(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[list[bytes]]:
+    """Whole events, their blank line included, as many at a time as the network brought together.
+
+    Raises Refused(upstream_broken) past `max_bytes` in all.
+    """
     buffer, total = bytearray(), 0
     async for chunk in chunks:
         total += len(chunk)
@@ -28,13 +31,12 @@ async def events(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[
             raise Refused("upstream_broken", f"the answer is longer than {max_bytes} bytes")
         searched = max(0, len(buffer) - BOUNDARY_BYTES)
         buffer += chunk
-        start = 0
-        for found in BOUNDARY.finditer(buffer, searched):
-            yield bytes(buffer[start : found.end()])
-            start = found.end()
-        del buffer[:start]
+        ends = [found.end() for found in BOUNDARY.finditer(buffer, searched)]
+        if ends:
+            yield [bytes(buffer[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+            del buffer[: ends[-1]]
     if buffer.strip():
-        yield bytes(buffer)
+        yield [bytes(buffer)]
 
 
 def data_of(event: bytes) -> bytes | None:
@@ -74,6 +76,7 @@ class Hold:
     """Decides from which event on a stream is held back; once begun it never ends by itself."""
 
     begun: bool = False
+    ended: bool = False  # [DONE] has come
     _calls: dict[tuple[int, int], Braces] = field(default_factory=dict[tuple[int, int], Braces])
 
     def starts_at(self, chunk: Object) -> bool:

@@ -250,7 +250,7 @@ async def cut_up(pieces: list[bytes]) -> list[bytes]:
         for piece in pieces:
             yield piece
 
-    return [event async for event in events(chunks(), 1 << 20)]
+    return [event async for batch in events(chunks(), 1 << 20) for event in batch]
 
 
 @given(
