@@ -253,10 +253,10 @@ class Assembler:
 
     def _emit(self, attempt: OpenAttempt, now_ns: int, out: list[Output], *, bounded: bool = False) -> None:
         part = self.partitions[attempt.partition]
-        digest = attempt.digest() if attempt.dirty else attempt.emitted
+        digest = attempt.digest()
         attempt.dirty = False
         if bounded or digest != attempt.emitted:
-            trajectory = build(attempt, self.policy.rules, bounded=bounded)
+            trajectory = build(attempt, self.policy.rules, digest, bounded=bounded)
             self.counts["emitted" if attempt.emitted is None else "revisions"] += 1
             self.counts["drift"] += trajectory.drift
             self.counts["conflicts"] += attempt.conflicts()

@@ -38,8 +38,8 @@ class _Calls:
     reasons: list[str | None]
 
 
-def build(attempt: OpenAttempt, rules: AssemblyRules, *, bounded: bool = False) -> Trajectory:
-    """The trajectory of what is known of an attempt."""
+def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str, *, bounded: bool = False) -> Trajectory:
+    """The trajectory of what is known of an attempt. digest: `attempt.digest()`, which the caller has at hand."""
     nodes = attempt.latest_spans()
     tree = Tree(nodes)
     end = None if attempt.end is None else attempt.end.end
@@ -69,7 +69,7 @@ def build(attempt: OpenAttempt, rules: AssemblyRules, *, bounded: bool = False) 
         rollout_id=attempt.rollout_id,
         attempt_id=attempt.attempt_id,
         revision=attempt.events,
-        input_digest=attempt.digest(),
+        input_digest=digest,
         context=context,
         status="unknown" if end is None else end.status,
         failure_class=None if end is None else end.failure_class,

@@ -51,7 +51,7 @@ class OpenAttempt:
         """Takes a span event; False where it was there already."""
         versions = self.spans.setdefault(node.ident, [])
         for i, known in enumerate(versions):
-            if known.event == node.event:
+            if known.content == node.content and known.event == node.event:
                 if node.offset < known.offset:
                     versions[i] = node
                 return False
@@ -143,15 +143,13 @@ class OpenAttempt:
 
     def digest(self) -> str:
         """sha256 over the set of events, in hex; independent of order, duplicates and offsets."""
-        events = [repr(n.event).encode() for v in self.spans.values() for n in v]
+        events = [n.event for v in self.spans.values() for n in v]
         events += [n.digest for v in self.rewards.values() for n in v]
         events += self.refused
         if self.end is not None:
             events.append(self.end.digest)
-        total = hashlib.sha256()
-        for event in sorted(hashlib.sha256(e).digest() for e in events):
-            total.update(event)
-        return total.hexdigest()
+        events.sort()
+        return hashlib.sha256(b"".join(len(e).to_bytes(4, "big") + e for e in events)).hexdigest()
 
 
 def latest(versions: list[SpanNode]) -> SpanNode:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from ..schemas.records import Row, Sampling, Segment, VersionRun
 from .prefixes import TOKEN_BYTES, Entry, Prefixes, Work
@@ -64,6 +65,7 @@ class Stitched:
     work: Work = field(default_factory=Work)
 
 
+@lru_cache(maxsize=4096)
 def row_key(policy: str | None, agent_path: str, sampling: Sampling) -> RowKey:
     """The key of a call's row."""
     return RowKey(policy, agent_path, replace(sampling, seed=None, max_tokens=None))

@@ -25,7 +25,7 @@ from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import ATTEMPTS, REWARDS, SPANS, TOPICS, TRAJECTORIES, Record
 from spanloop.streams.assembler import Assembler
 from spanloop.streams.first_offsets import committed_offsets
-from spanloop.streams.messages import Emitted, Message, Output
+from spanloop.streams.messages import Emitted, Message, Output, Source
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -79,7 +79,8 @@ def emitted(outputs: list[Output]) -> Last:
 
 def log_of(settings: Settings, name: str) -> list[Message]:
     found = read_all(settings, name)
-    return [Message("spans" if name == "spans" else "rewards", p, o, r) for p, o, r in found]  # type: ignore[arg-type]
+    source: Source = "spans" if name == "spans" else "rewards"
+    return [Message(source, p, o, r) for p, o, r in found if isinstance(r, SpanBatch | Reward)]
 
 
 def read_all(settings: Settings, name: str) -> list[tuple[int, int, Record]]:
