@@ -8,14 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import httpx
 from openai import OpenAI
 
 from spanloop.infra.http_server import App, HttpThread
 from spanloop.infra.producer import Ack
-from spanloop.infra.scripted_engine import ScriptedEngine, Step
+from spanloop.infra.scripted_engine import ScriptedEngine, Step, Whole
 from spanloop.producers.gateway import Gateway, GatewayPolicy, create_app
 from spanloop.producers.gateway_attempts import Attempts
 from spanloop.producers.gateway_engines import Engines
@@ -141,3 +141,19 @@ def wait_until(condition: Callable[[], bool], within_s: float = DEADLINE_S) -> N
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.005)
+
+
+def choice(ids: list[int] | None = None, *, index: int = 0, **message: object) -> dict[str, Any]:
+    """A choice as vLLM writes it where log-probs and ids were asked for."""
+    out: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": "hello", **message},
+        "finish_reason": "stop",
+        "logprobs": None if ids is None else {"content": [{"token": "t", "logprob": -0.5} for _ in ids]},
+    }
+    return out if ids is None else {**out, "token_ids": ids}
+
+
+def answer(*choices: dict[str, Any], **fields: object) -> Whole:
+    top = {"id": "chatcmpl-1", "object": "chat.completion", "created": 7, "model": "policy"}
+    return Whole({**top, "prompt_token_ids": [1, 2, 3], "choices": list(choices), **fields})
