@@ -23,10 +23,11 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Message, Reader
 from ..infra.producer import Producer
+from ..infra.quarantine import Quarantine
 from ..infra.registry import Registry
 from ..infra.settings import Settings
 from ..schemas import ids
-from ..schemas.errors import BackPressure, DeliveryFailed, InvalidRecord, Unavailable
+from ..schemas.errors import BackPressure, DeliveryFailed, Unavailable
 from ..schemas.records import Assignment, Resource, Worker
 from ..schemas.serde import Decoder
 from ..schemas.topics import ASSIGNMENTS, RESOURCES, partition_of
@@ -36,6 +37,7 @@ from .attempts import Attempts, Links
 from .claims import Claims
 from .resources import Resources
 from .spool import Spool
+from .taking import Taking
 
 log = logging.getLogger(__name__)
 
@@ -109,45 +111,40 @@ class WorkerService:
         gone = threading.Event()
         beats = threading.Thread(target=self._beat, args=(producer, attempts, gone), name="heartbeats", daemon=True)
         try:
-            self._work(reader, Decoder(registry), attempts, beats, stop)
+            taking = Taking(Decoder(registry), Quarantine(producer, "worker", self._settings.dlq_limit), stop)
+            self._work(reader, taking, attempts, beats, stop)
         finally:
             self._leave(producer, spool, attempts, beats, gone)
             reader.close()
             registry.close()
 
     def _work(
-        self, reader: Reader, decoder: Decoder, attempts: Attempts, beats: threading.Thread, stop: threading.Event
+        self, reader: Reader, taking: Taking, attempts: Attempts, beats: threading.Thread, stop: threading.Event
     ) -> None:
         # The end is taken before the first heartbeat: nothing can be assigned to this worker before it.
         reader.assign({self._position: OFFSET_END, (RESOURCES.name, 0): OFFSET_BEGINNING})
         ends = reader.ends()
         while not stop.is_set() and not reader.reached(ends):
             for message in reader.poll(1000, POLL_S):
-                self._take(message, decoder, attempts)
+                self._take(message, taking, attempts)
         self._claims.caught_up_s = self._clock.steady_s()
         beats.start()
         while not stop.is_set():
             asked_s = self._clock.steady_s()
             messages = reader.poll(500, POLL_S)
             for message in messages:
-                self._take(message, decoder, attempts)
+                self._take(message, taking, attempts)
             if not messages:
                 self._claims.caught_up_s = asked_s
             attempts.tick()
 
-    def _take(self, message: Message, decoder: Decoder, attempts: Attempts) -> None:
-        if message.value is None:
-            return
-        try:
-            if message.topic == RESOURCES.name:
-                self._resources.put(decoder.decode(Resource, message.value, message.headers))
-                return
-            assignment = decoder.decode(Assignment, message.value, message.headers)
-        except InvalidRecord as error:
-            log.error("%s[%d]@%d skipped: %s", message.topic, message.partition, message.offset, error)
-            return
-        self._assign(assignment, attempts)
-        self._last_offset = message.offset  # after: a heartbeat with this offset names what was accepted at it
+    def _take(self, message: Message, taking: Taking, attempts: Attempts) -> None:
+        record = taking.record(message)
+        if isinstance(record, Resource):
+            self._resources.put(record)
+        elif isinstance(record, Assignment):
+            self._assign(record, attempts)
+            self._last_offset = message.offset  # after: a heartbeat with this offset names what was accepted at it
 
     def _assign(self, assignment: Assignment, attempts: Attempts) -> None:
         now_ns, steady_s = self._clock.now_ns(), self._clock.steady_s()
@@ -253,4 +250,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else it tells of every schema it looks up
     sys.exit(main())

@@ -2,75 +2,20 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from fake_controller import Controller
 from sdk import until
 
-from spanloop.infra.kafka import Reader
-from spanloop.infra.producer import Producer
-from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.producers import emit_message, rollout
 from spanloop.producers.keys import verify
 from spanloop.producers.worker import WorkerService
-from spanloop.schemas.records import Assignment, AttemptEnd, Resource, Reward, SpanBatch, Task, Worker
-from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import REWARDS, SPANS, TOPICS, WORKERS, partition_of
-
-T = TypeVar("T")
-
-
-class Controller:
-    """Stands in for the controller: gives out assignments, reads all that comes back."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.producer = Producer(settings, "controller")
-        self._registry = Registry(settings.registry_url)
-        self._decoder = Decoder(self._registry)
-        self._reader = Reader(settings, "controller")
-        self._reader.assign_topics([SPANS, REWARDS, WORKERS])
-        self.records: list[tuple[int, object]] = []  # (timestamp in ms, record)
-
-    def give(self, worker: WorkerService | str, n: int, task_input: object = None, **changes: Any) -> None:
-        worker_id = worker if isinstance(worker, str) else worker.worker_id
-        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input))
-        given: dict[str, Any] = {"epoch": 1, "task": task, "at_ns": time.time_ns(), **changes}
-        self.producer.send_wait(Assignment(worker_id, f"at-{n}", **given))
-
-    def read(self) -> None:
-        for m in self._reader.poll(500, 0.02):
-            assert m.value is not None
-            self.records.append((m.timestamp_ms, self._decoder.decode_topic(TOPICS[m.topic], m.value)))
-
-    def all(self, kind: type[T]) -> list[T]:
-        self.read()
-        return [record for _, record in self.records if isinstance(record, kind)]
-
-    def wait(self, found: Callable[[], T | None]) -> T:
-        until(lambda: found() is not None)
-        out = found()
-        assert out is not None
-        return out
-
-    def end(self, n: int) -> AttemptEnd:
-        return self.wait(
-            lambda: next((b.end for b in self.all(SpanBatch) if b.attempt_id == f"at-{n}" and b.end), None)
-        )
-
-    def beat(self, good: Callable[[Worker], bool]) -> Worker:
-        return self.wait(lambda: next((w for w in self.all(Worker) if good(w)), None))
-
-    def ready(self) -> None:
-        until(lambda: self.all(Worker))
-
-    def close(self) -> None:
-        self._reader.close()
-        self._registry.close()
-        self.producer.close()
+from spanloop.schemas.records import DeadLetter, Resource, Reward, SpanBatch, Worker
+from spanloop.schemas.topics import ASSIGNMENTS, partition_of
 
 
 @pytest.fixture
@@ -291,3 +236,20 @@ def test_a_prompt_is_taken_at_the_version_pinned(controller: Controller) -> None
         controller.give(worker, 1, "why", pins={"ask": 2})
         controller.end(1)
     assert any('"v2 why"' in s.attributes for b in controller.all(SpanBatch) for s in b.spans)
+
+
+def test_a_poisoned_assignment_is_quarantined_and_the_next_one_is_run(controller: Controller) -> None:  # SP-22
+    def agent(task: Any) -> None:
+        del task
+
+    with running(controller.settings, agent) as worker:
+        controller.ready()
+        raw, topic = controller.producer.client, ASSIGNMENTS.full(controller.settings.prefix)
+        raw.produce(topic, b"\x07\x08\x09", worker.worker_id.encode())
+        raw.flush(10)
+        controller.give(worker, 1)
+        assert controller.end(1).status == "succeeded"
+        until(lambda: controller.all(DeadLetter))
+    (letter,) = controller.all(DeadLetter)
+    assert (letter.consumer, letter.topic, letter.offset) == ("worker", "assignments", 0)
+    assert (letter.reason, letter.raw) == ("bad_framing", b"\x07\x08\x09")
