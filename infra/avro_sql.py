@@ -78,8 +78,10 @@ class Schema:
         return self.split_null(schema)[0]["items"]
 
     def default(self, field: Json, rest: Sequence[str], path: str) -> str:
-        """A field's default as a typed literal, or that of a field inside it."""
-        value = field.get("default")
+        """A field's default as a typed literal, or that of a field inside it. Raises InvalidRecord without one."""
+        if "default" not in field:
+            raise InvalidRecord("unsupported", f"the writer's schema lacks {path}, which has no default")
+        value = field["default"]
         for name in rest:
             field = _need(self, field["type"], name, path)
             if isinstance(value, dict):  # a record's default names some of its fields

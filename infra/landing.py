@@ -107,8 +107,9 @@ def plan(topic: Topic, writer_schema: str, columns: Mapping[str, Mapping[str, st
     columns: target table -> its columns' types. Raises InvalidRecord for a schema that ClickHouse cannot read.
     """
     writer, reader = Schema(writer_schema), Schema(schema_json(topic.record))
-    selects = [(t.table, select(t, writer, reader, columns[t.table])) for t in TARGETS[topic.name]]
+    targets = [t for t in TARGETS[topic.name] if not t.explode or writer.field(writer.root, t.explode)]
     body = ", ".join(f"{quote(n)} {t}" for n, t in [*LINEAGE.items(), *writer.columns()])
+    selects = [(t.table, select(t, writer, reader, columns[t.table])) for t in targets]
     digest = hashlib.sha256(repr((body, selects)).encode()).hexdigest()[:8]
     table = f"landing_{topic.name.replace('-', '_')}_{fingerprint(writer_schema)}_{digest}"
     views = (

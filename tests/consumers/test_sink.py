@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any, cast
+from uuid import UUID
+
+import fastavro
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sink_rig import Lab
+
+from spanloop.infra.kafka import Message
+from spanloop.schemas.errors import ConfigError, TooManyDeadLetters
+from spanloop.schemas.packed import pack_ids, pack_logprobs, unpack_logprobs
+from spanloop.schemas.records import AttemptContext, AttemptEnd, ModelCall, Reward, Row, Segment, Trajectory, Usage
+from spanloop.schemas.serde import (
+    SCHEMA_ID_HEADER,
+    LocalSchemas,
+    encode_body,
+    fingerprint,
+    frame,
+    from_dict,
+    local_ids,
+    parsed_schema,
+    schema_json,
+    to_dict,
+)
+from spanloop.schemas.topics import TOPICS, Topic
+
+# fastavro's stubs stop short
+read_json = cast("Callable[[io.StringIO, Any], Iterable[Any]]", fastavro.json_reader)  # pyright: ignore[reportUnknownMemberType]
+write = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
+
+
+def llm(lab: Lab, span_id: str, response: list[int], **changes: Any) -> Any:
+    call = ModelCall(
+        request="{}",
+        prompt_ids=pack_ids([1, 2]),
+        response_ids=pack_ids(response),
+        usage=Usage(input=2, output=len(response)),
+    )
+    return lab.span(span_id, call=replace(call, **changes.pop("call", {})), **changes)
+
+
+# --- every topic
+
+
+@pytest.mark.parametrize("topic", TOPICS.values(), ids=lambda t: t.name)
+def test_the_example_record_of_every_topic_lands_in_its_table(lab: Lab, topic: Topic) -> None:
+    example = (files("spanloop.schemas") / "avro" / "examples" / f"{topic.record.__name__}.json").read_text("utf-8")
+    (value,) = read_json(io.StringIO(json.dumps(json.loads(example))), parsed_schema(schema_json(topic.record)))
+    lab.store(from_dict(topic.record, value))  # pyright: ignore[reportArgumentType]  # fastavro's records are untyped
+    table = "v_" + topic.name.replace("-", "_")
+    if topic.name in ("assignments", "assemblies"):
+        table = table.removeprefix("v_")
+    assert lab.one(f"SELECT count() FROM {table}") == (len(value["spans"]) if topic.name == "spans" else 1)
+    assert lab.letters.sent == []
+
+
+# --- once, whatever is repeated
+
+
+def test_the_same_hundred_spans_inserted_three_times_count_once(lab: Lab) -> None:  # CH-1
+    spans = [llm(lab, f"s{i:03}", [7, 8, 9], sequence=i) for i in range(100)]
+    messages = [lab.message(lab.batch(*spans[i : i + 10])) for i in range(0, 100, 10)]
+    for cuts in ((10,), (10,), (3, 7)):  # as it was, the same again, and with other borders
+        start = 0
+        for size in cuts:
+            lab.sink().write(messages[start : start + size])
+            start += size
+    assert lab.one("SELECT count() FROM v_spans") == 100
+    assert lab.one("SELECT sum(output_tokens) FROM v_calls") == 300
+    assert lab.one("SELECT count() FROM spans") < 300  # the second insert was dropped by its token
+
+
+def test_a_span_closed_after_it_was_stored_open_shows_closed_whatever_came_first(lab: Lab) -> None:  # CH-2
+    open_, closed = lab.span(sequence=1), lab.span(sequence=2, end=5, status="ok")
+    first, second = lab.message(lab.batch(open_)), lab.message(lab.batch(closed))
+    lab.sink().write([second])
+    lab.sink().write([first])
+    assert lab.rows("SELECT status, duration_ns FROM v_spans") == [("ok", 5_000_000)]
+    lab.client.command("OPTIMIZE TABLE spans FINAL")
+    assert lab.rows("SELECT status, duration_ns FROM v_spans") == [("ok", 5_000_000)]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_one_span_id_with_two_contents_the_higher_sequence_counts(lab: Lab, swapped: bool) -> None:  # TR-6, TR-7
+    messages = [
+        lab.message(lab.batch(llm(lab, "s1", [10], sequence=1))),
+        lab.message(lab.batch(llm(lab, "s1", [11], sequence=2))),
+        lab.message(lab.batch(llm(lab, "s1", [11], sequence=2))),
+    ]
+    for message in reversed(messages) if swapped else messages:
+        lab.sink().write([message])
+    assert lab.rows("SELECT reinterpret(response_ids, 'Array(Int32)') FROM v_calls") == [([11],)]
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(1, 39), max_size=4), seed=st.integers(0, 99))
+def test_views_do_not_depend_on_how_batches_were_cut_or_repeated(lab: Lab, cuts: list[int], seed: int) -> None:
+    prefix = f"ro-{random.Random(str((cuts, seed))).getrandbits(64):016x}"
+    messages = [
+        lab.message(lab.batch(lab.span(f"{i % 30:016x}", sequence=i, name=f"n{i}"), rollout_id=prefix))
+        for i in range(40)
+    ]
+    borders = [0, *sorted(set(cuts)), 40]
+    parts = [messages[a:b] for a, b in pairwise(borders)]
+    again = random.Random(seed).sample(parts, k=len(parts))  # a crash before the commit: all of it once more
+    for part in [*parts, messages[: borders[1]], *again]:
+        lab.sink().write(part)
+    expected = sorted((f"{i % 30:016x}", f"n{i}") for i in range(10, 40))
+    assert sorted(lab.rows(f"SELECT span_id, name FROM v_spans WHERE rollout_id = '{prefix}'")) == expected
+
+
+def test_an_insert_repeated_after_a_crash_leaves_one_line_in_the_audit(lab: Lab) -> None:
+    messages = [lab.message(lab.batch(lab.span(f"s{i}"))) for i in range(10)]
+    lab.sink().write(messages[:4])
+    lab.sink().write(messages[4:9])  # stored but not committed
+    lab.sink().write(messages[4:7])
+    lab.sink().write(messages[7:])
+    audit = lab.rows("SELECT first_offset, last_offset, records, rows, without_record FROM v_audit")
+    assert audit == [(0, 9, 10, 10, 0)]
+
+
+def test_the_newest_revision_is_the_one_row_of_an_attempt(lab: Lab) -> None:  # CH-14
+    revisions = [
+        Trajectory("ro-1", "at-1", n, f"d{n}", AttemptContext(run_id="r"), final_reward=reward)
+        for n, reward in ((4, 1.0), (3, None))
+    ]
+    lab.store(*revisions)
+    assert lab.rows("SELECT revision, final_reward FROM v_trajectories") == [(4, 1.0)]
+    assert lab.one("SELECT count() FROM trajectories") == 2  # what was trained on can still be looked up
+
+
+# --- exact values
+
+
+def test_nanoseconds_read_back_exactly(lab: Lab) -> None:  # CH-3
+    lab.store(lab.batch(lab.span(start_ns=1_760_000_000_123_456_789)))
+    assert lab.one("SELECT start_ns FROM v_spans") == 1_760_000_000_123_456_789
+    assert lab.one("SELECT toString(start) FROM v_spans") == "2025-10-09 08:53:20.123456789"
+
+
+def test_a_span_that_ends_before_it_starts_has_a_negative_duration(lab: Lab) -> None:  # CH-12
+    lab.store(lab.batch(lab.span(start=500, end=400)))
+    assert lab.one("SELECT duration_ns FROM v_spans") == -100_000_000
+
+
+def test_nulls_and_numbers_that_are_none_are_stored_and_averages_stay_finite(lab: Lab) -> None:  # CH-5
+    logprobs = pack_logprobs([float("-inf"), float("nan")])
+    lab.store(
+        lab.batch(llm(lab, "s1", [1, 2], attributes='{"k":null}', call={"logprobs": logprobs})),
+        Reward("rw-1", "ro-1", value=float("nan")),
+        Reward("rw-2", "ro-1", value=0.5),
+        Reward("rw-3", "ro-1", dimensions={"exact": 1.0}, primary="exact"),
+        Reward("rw-4", "ro-1"),
+    )
+    rewards = lab.rows("SELECT reward_id, value, is_finite FROM v_rewards ORDER BY reward_id")
+    assert rewards == [("rw-1", None, False), ("rw-2", 0.5, True), ("rw-3", 1.0, True), ("rw-4", None, True)]
+    assert lab.one("SELECT avg(value) FROM v_rewards") == 0.75
+    stored = unpack_logprobs(bytes.fromhex(lab.one("SELECT hex(logprobs) FROM v_calls")))
+    assert stored[0] == float("-inf")
+    assert stored[1] != stored[1]
+    assert lab.one("SELECT mapContains(attributes, 'k') FROM v_spans") == 0
+
+
+def test_a_null_attribute_is_absent_and_its_neighbours_stay(lab: Lab) -> None:  # PS-1
+    lab.store(lab.batch(lab.span(attributes='{"gen_ai.prompt.0.content":null,"k":1}')))
+    assert lab.one("SELECT attributes FROM v_spans") == {"k": "1"}
+    assert lab.one("SELECT attributes['gen_ai.prompt.0.content'] FROM v_spans") == ""
+
+
+def test_a_nested_attribute_is_its_canonical_json(lab: Lab) -> None:  # PS-2
+    nested = '{"a":[1,{"b":null}]}'
+    attributes = json.dumps({"tool.args": nested, "tool.args.type": "json"})
+    lab.store(lab.batch(lab.span("s1", attributes=attributes), lab.span("s2", attributes=f'{{"tool.args":{nested}}}')))
+    assert lab.rows("SELECT attributes['tool.args'] FROM v_spans ORDER BY span_id") == [(nested,), (nested,)]
+    assert lab.one("SELECT attributes['tool.args.type'] FROM v_spans WHERE span_id = 's1'") == "json"
+
+
+def test_a_step_that_is_no_model_call_has_no_tokens_and_no_ids(lab: Lab) -> None:
+    lab.store(lab.batch(lab.span("s1"), llm(lab, "s2", [])))
+    assert lab.rows("SELECT is_call, prompt_ids IS NULL, output_tokens FROM v_spans ORDER BY span_id") == [
+        (False, 1, None),
+        (True, 0, 0),
+    ]
+
+
+def test_the_first_end_marker_of_an_attempt_counts(lab: Lab) -> None:
+    ends = [AttemptEnd("succeeded", 5, final=True), AttemptEnd("timeout", 9)]
+    lab.store(*(lab.batch(end=end) for end in ends))
+    assert lab.rows("SELECT status, end_ns, final FROM v_ends") == [("succeeded", 5, True)]
+    assert lab.one("SELECT count() FROM v_spans") == 0
+
+
+def test_rows_and_calls_of_a_trajectory_can_be_asked_one_by_one(lab: Lab) -> None:
+    row = Row(pack_ids([1, 2, 3]), b"\0\1\1", pack_logprobs([None, -0.5, -0.25]), segments=[Segment(1, 3, 0)])
+    lab.store(Trajectory("ro-1", "at-1", 1, "d", rows=[row, replace(row, truncated=True)]))
+    rows = lab.rows("SELECT row, tokens, trained_tokens, truncated FROM v_trajectory_rows ORDER BY row")
+    assert rows == [(0, 3, 2, False), (1, 3, 2, True)]
+
+
+# --- bad records
+
+
+def bad(topic: str, offset: int, value: bytes) -> Message:
+    return Message(topic, 0, offset, b"ro-1", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"\x01\x02\x03", "bad_framing"),
+        (struct.pack(">bI", 0, 4_000_000) + b"body", "unknown_schema_id"),
+        (b'{"rollout_id":"ro-1"}', "bad_framing"),
+    ],
+)
+def test_one_poisoned_record_among_a_thousand_is_quarantined_alone(
+    lab: Lab, value: bytes, reason: str
+) -> None:  # SP-22
+    messages = [lab.message(lab.batch(lab.span(f"{i:016x}"))) for i in range(1001)]
+    messages[500] = bad("spans", 500, value)
+    lab.sink().write(messages)
+    assert lab.one("SELECT count() FROM v_spans") == 1000
+    assert [(d.topic, d.partition, d.offset, d.reason, d.raw) for d in lab.letters.sent] == [
+        ("spans", 0, 500, reason, value)
+    ]
+    assert lab.rows("SELECT records, rows, quarantined FROM v_audit") == [(1001, 1000, 1)]
+
+
+@pytest.mark.parametrize("kind", ["cut", "random", "empty"])
+def test_a_body_that_clickhouse_cannot_read_is_found_and_its_neighbours_are_stored(
+    lab: Lab, kind: str
+) -> None:  # CH-13
+    messages = [lab.message(lab.batch(lab.span(f"{i:016x}"))) for i in range(1000)]
+    good = messages[321].value or b""
+    body = {"cut": good[5 : len(good) // 2], "random": random.Random(1).randbytes(300), "empty": b""}[kind]
+    messages[321] = bad("spans", 321, good[:5] + body)
+    lab.sink().write(messages)
+    stored = {int(i, 16) for (i,) in lab.rows("SELECT span_id FROM v_spans")}
+    assert stored == set(range(1000)) - {321}
+    assert [(d.offset, d.reason) for d in lab.letters.sent] == [(321, "insert_rejected")]
+    assert "Code:" in lab.letters.sent[0].message
+
+
+def test_a_body_with_bytes_left_over_does_not_shift_the_next_one(lab: Lab) -> None:
+    messages = [lab.message(lab.batch(lab.span(f"{i:016x}"))) for i in range(3)]
+    messages[1] = bad("spans", 1, (messages[1].value or b"") + b"\x02\x02")
+    lab.sink().write(messages)
+    assert lab.rows("SELECT span_id, k_offset FROM v_spans ORDER BY k_offset") == [(f"{i:016x}", i) for i in range(3)]
+
+
+def test_more_bad_neighbours_than_the_limit_stop_the_sink(lab: Lab) -> None:
+    lab.limit = 5
+    scattered = [lab.message(lab.batch(lab.span(f"s{i}"))) for i in range(20)]
+    for i in range(0, 20, 2):
+        scattered[i] = bad("spans", i, b"?")
+    lab.sink().write(scattered)
+    assert len(lab.letters.sent) == 10
+    with pytest.raises(TooManyDeadLetters):
+        lab.sink().write([bad("spans", 20 + i, b"?") for i in range(6)])
+
+
+def test_missing_tables_stop_the_sink_instead_of_refusing_records(lab: Lab) -> None:
+    sink = lab.sink()
+    sink.write([lab.message(lab.batch(lab.span()))])
+    for table in lab.rows("SHOW TABLES LIKE 'landing_spans%'"):
+        lab.client.command(f"DROP TABLE `{table[0]}`")
+    with pytest.raises(ConfigError, match="spanloop init"):
+        sink.write([lab.message(lab.batch(lab.span()))])
+    assert lab.letters.sent == []
+
+
+# --- framing, tombstones, versions of schemas
+
+
+def test_schema_ids_in_headers_are_understood(lab: Lab) -> None:
+    class ByGuid(LocalSchemas):
+        def schema(self, schema_id: int | str) -> str:
+            return super().schema(local_ids()["spans"] if schema_id == str(UUID(int=7)) else schema_id)
+
+    body = encode_body(lab.batch(lab.span("s1"), lab.span("s2")))
+    by_id = (SCHEMA_ID_HEADER, struct.pack(">bI", 0, local_ids()["spans"]))
+    by_guid = (SCHEMA_ID_HEADER, b"\x01" + UUID(int=7).bytes)
+    messages = [Message("spans", p, 0, b"ro-1", body, [header]) for p, header in enumerate((by_id, by_guid))]
+    lab.sink(ByGuid()).write(messages)
+    assert lab.rows("SELECT span_id, k_partition FROM spans ORDER BY ALL") == [
+        ("s1", 0), ("s1", 1), ("s2", 0), ("s2", 1),
+    ]  # fmt: skip
+
+
+def test_a_tombstone_has_its_own_table(lab: Lab) -> None:
+    lab.sink().write([Message("assemblies", 2, 9, b"at-1", None, timestamp_ms=1_760_000_000_123)])
+    stored = lab.rows("SELECT topic, key, k_partition, k_offset, toUnixTimestamp64Milli(at) FROM tombstones")
+    assert stored == [("assemblies", "at-1", 2, 9, 1_760_000_000_123)]
+    assert lab.rows("SELECT records, rows, tombstones FROM v_audit") == [(1, 0, 1)]
+
+
+def test_an_older_writer_lands_beside_a_newer_one_with_the_readers_defaults(lab: Lab) -> None:
+    older = json.loads(schema_json(type(lab.batch())))
+    spans = next(f for f in older["fields"] if f["name"] == "spans")["type"]["items"]
+    spans["fields"] = [f for f in spans["fields"] if f["name"] not in ("kind", "links", "call", "dropped_links")]
+    older["fields"] = [f for f in older["fields"] if f["name"] not in ("begin", "end")]
+    text = json.dumps(older, separators=(",", ":"))
+
+    class Both(LocalSchemas):
+        def schema(self, schema_id: int | str) -> str:
+            return text if schema_id == 99 else super().schema(schema_id)
+
+    value = frame(99, _old_body(older, lab.batch(lab.span("old"))))
+    newer = replace(lab.message(lab.batch(lab.span("new", kind="client"))), offset=1)
+    lab.sink(Both()).write([bad("spans", 0, value), newer])
+    assert lab.letters.sent == []
+    rows = lab.rows("SELECT span_id, kind, links, is_call, k_offset FROM v_spans ORDER BY k_offset")
+    assert rows == [("old", "internal", "[]", False, 0), ("new", "client", "[]", False, 1)]
+    tokens = lab.one("SELECT tokens FROM ingest_log")
+    assert sorted(tokens) == sorted(
+        [f"spans:0:0-0:{fingerprint(text)}", f"spans:0:1-1:{fingerprint(schema_json(type(lab.batch())))}"]
+    )
+
+
+def _old_body(schema: Any, record: Any) -> bytes:
+    out = io.BytesIO()
+    write(out, schema, to_dict(record))
+    return out.getvalue()
+
+
+def test_a_schema_that_clickhouse_cannot_hold_is_quarantined(lab: Lab) -> None:
+    odd = json.dumps({"type": "record", "name": "Odd", "fields": [{"name": "x", "type": ["null", "long", "string"]}]})
+
+    class Odd(LocalSchemas):
+        def schema(self, schema_id: int | str) -> str:
+            return odd if schema_id == 99 else super().schema(schema_id)
+
+    lab.sink(Odd()).write([bad("spans", 0, frame(99, b"\0"))])
+    assert [d.reason for d in lab.letters.sent] == ["unsupported"]
+
+
+# --- sizes
+
+
+def test_nothing_and_one_record_and_many_tiny_flushes_are_taken(lab: Lab) -> None:  # CH-10
+    sink = lab.sink()
+    sink.write([])
+    for i in range(60):
+        sink.write([lab.message(lab.batch(lab.span(f"{i:016x}")))])
+    assert lab.one("SELECT count() FROM v_spans") == 60
+    database = lab.settings.clickhouse_database
+    parts = lab.rows(
+        f"SELECT max(parts) FROM (SELECT count() AS parts FROM system.parts WHERE active AND database = '{database}' "
+        "GROUP BY table)"
+    )
+    assert parts[0][0] < 300
