@@ -8,8 +8,9 @@ rollout of nine calls counts once (as GRPO means it; Shao et al. 2024, without i
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..schemas import credit
 from ..schemas.records import Trajectory
@@ -156,3 +157,14 @@ def _spread(t: Trajectory, advantage: float) -> list[float | None]:
         else:
             out[k] = advantage
     return out
+
+
+@register("shuffled")
+def shuffled(group: ClosedGroup, std: bool) -> GroupAdvantage:
+    """A control: `group_mean` on final rewards permuted within the group, from which nothing can be learned.
+
+    The permutation is drawn from the group's id, so a replay permutes alike.
+    """
+    order = random.Random(group.group_id).sample(range(len(group.members)), len(group.members))
+    moved = (replace(t, final_reward=group.members[i].final_reward) for t, i in zip(group.members, order, strict=True))
+    return group_mean(replace(group, members=tuple(moved)), std)

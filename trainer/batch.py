@@ -182,10 +182,12 @@ def plan(groups: Sequence[ClosedGroup], config: TrainerConfig, at: StepContext) 
     rewards: list[float] = []
     for group in groups:
         advantages: GroupAdvantage = estimate(group, config.std)
-        kept = _group_rows(group, advantages, config, at, dropped, masked)
+        left_out: dict[str, list[str]] = {}
+        kept = _group_rows(group, advantages, config, at, left_out, masked)
+        dropped.update(reason for reasons in left_out.values() for reason in reasons)
         rows += kept
         rewards += [m.reward for m in advantages.members if m.reward is not None]
-        decisions.append(_decision(group, advantages, kept, config, at))
+        decisions.append(_decision(group, advantages, kept, left_out, config, at))
     members = [t for g in groups for t in g.members]
     batch = Batch(
         trainer_id=config.trainer_id,
@@ -206,9 +208,10 @@ def _group_rows(
     advantages: GroupAdvantage,
     config: TrainerConfig,
     at: StepContext,
-    dropped: Counter[str],
+    dropped: dict[str, list[str]],
     masked: Counter[str],
 ) -> list[TrainRow]:
+    """Rows to train on; `dropped` gets the reason of every other row, under its rollout."""
     kept: list[TrainRow] = []
     for t, advantage in zip(group.members, advantages.members, strict=True):
         for row in t.rows:
@@ -220,20 +223,35 @@ def _group_rows(
                     kept.append(built)
                     continue
                 reason = counts.most_common(1)[0][0] if counts else "empty"
-            dropped[reason] += 1
+            dropped.setdefault(t.rollout_id, []).append(reason)
     return kept
+
+
+def _member(
+    t: Trajectory, advantage: float | None, rows: Sequence[TrainRow], left_out: Sequence[str]
+) -> DecisionMember:
+    return DecisionMember(
+        rollout_id=t.rollout_id,
+        attempt_id=t.attempt_id,
+        advantage=advantage,
+        trained_rows=len(rows),
+        trained_tokens=sum(row.trained for row in rows),
+        max_staleness=max((int(row.staleness.max()) for row in rows), default=None),
+        reason=", ".join(sorted(set(left_out))) or None,
+    )
 
 
 def _decision(
     group: ClosedGroup,
     advantages: GroupAdvantage,
     kept: Sequence[TrainRow],
+    left_out: dict[str, list[str]],
     config: TrainerConfig,
     at: StepContext,
 ) -> Decision:
-    tokens: Counter[str] = Counter()
+    trained: dict[str, list[TrainRow]] = {}
     for row in kept:
-        tokens[row.rollout_id] += row.trained
+        trained.setdefault(row.rollout_id, []).append(row)
     versions = [v.version for t in group.members for row in t.rows for v in row.policy_versions]
     reason = advantages.dropped or (None if kept else "no_trainable_tokens")
     return Decision(
@@ -242,7 +260,7 @@ def _decision(
         run_id=config.run_id,
         group_id=group.group_id,
         members=[
-            DecisionMember(t.rollout_id, t.attempt_id, a.advantage, tokens[t.rollout_id])
+            _member(t, a.advantage, trained.get(t.rollout_id, []), left_out.get(t.rollout_id, []))
             for t, a in zip(group.members, advantages.members, strict=True)
         ],
         min_version=min(versions, default=None),

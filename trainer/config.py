@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from ..schemas.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Weighting = Literal["rollout", "token"]
 # How a loss answers for tokens that an older policy drew. There is no default: it changes what is learned.
@@ -87,6 +93,8 @@ class TrainerConfig:
     """Newest published folders that are kept."""
     beat_s: float = 1.0
     """Seconds between heartbeats."""
+    cpu_threads: int = 1
+    """Threads of a step on the CPU; sums in another order are other weights, so a restart must keep it."""
 
     def __post_init__(self) -> None:
         if self.correction is None:
@@ -132,3 +140,21 @@ def named(kind: str, table: dict[str, Callable[..., Any]], name: str) -> Callabl
     if name not in table:
         raise ConfigError(f"no {kind} is called {name!r}; there are: {', '.join(sorted(table))}")
     return table[name]
+
+
+def load_config(path: Path) -> TrainerConfig:
+    """A TrainerConfig from a TOML file with its fields' names. Raises ConfigError naming what is wrong."""
+    known = {f.name: f for f in fields(TrainerConfig)}
+    try:
+        given: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if unknown := sorted(given.keys() - known.keys()):
+        raise ConfigError(f"{path}: no setting is called {', '.join(unknown)}; there are: {', '.join(known)}")
+    required = {name for name, f in known.items() if f.default is MISSING}
+    if missing := sorted(required - given.keys()):
+        raise ConfigError(f"{path}: {', '.join(missing)} must be set")
+    given |= {name: Path(given[name]) for name in ("model_dir", "folder")}
+    if "clip" in given:
+        given["clip"] = tuple(given["clip"])
+    return TrainerConfig(**given)

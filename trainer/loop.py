@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from ..infra import telemetry
 from ..infra.clock import Clock, SystemClock
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
@@ -32,7 +33,7 @@ from .feed import Feed, KafkaFeed
 from .groups import ClosedGroup, Groups
 from .heartbeat import Heartbeat
 from .journal import Journal, KafkaJournal
-from .metrics import MetricsFile, StepReport, report
+from .metrics import MetricsFile, MetricsTelemetry, StepReport, report
 from .publisher import Publisher, next_epoch
 from .replay import Replay, check_recorded
 from .step import PolicyTrainer, StepResult, make_trainer
@@ -77,7 +78,7 @@ class TrainerLoop:
         trainer: PolicyTrainer,
         *,
         clock: Clock | None = None,
-        on_step: Callable[[StepReport], None] | None = None,
+        on_step: Sequence[Callable[[StepReport], None]] = (),
         hook: Hook = nothing,
     ) -> None:
         """`hook` is called after each part of a step; tests kill the process there."""
@@ -125,14 +126,13 @@ class TrainerLoop:
             self._send_decisions()
             self._hook("decided", state.step)
 
-            if self._on_step is not None:
-                now = self._clock.steady_s()
-                self._on_step(
-                    report(
-                        step, result, late=self.groups.state.late, replayed=old is not None, skipped=skipped,
-                        wait_s=waited - began, step_s=now - waited, at_ns=self._clock.now_ns(),
-                    )
-                )  # fmt: skip
+            now = self._clock.steady_s()
+            said = report(
+                step, result, late=self.groups.state.late, replayed=old is not None, skipped=skipped,
+                wait_s=waited - began, step_s=now - waited, at_ns=self._clock.now_ns(),
+            )  # fmt: skip
+            for tell in self._on_step:
+                tell(said)
         if state.step % config.checkpoint_every:
             self._save()  # an orderly end leaves nothing to apply again
 
@@ -272,11 +272,13 @@ class TrainerService:
             quarantine = Quarantine(producer, "trainer", settings.dlq_limit)
             feed = KafkaFeed(settings, config.run_id, decoder, quarantine)
             stack.callback(feed.close)
+            meter = telemetry.meter(settings, "trainer")
+            stack.callback(meter.close)
             journal = KafkaJournal(settings, config.policy, producer, decoder, quarantine, clock)
             stack.callback(journal.close)
             loop = TrainerLoop(
                 config, feed, journal, make_trainer(config), clock=clock, hook=self._hook,
-                on_step=MetricsFile(config.folder / METRICS),
+                on_step=(MetricsFile(config.folder / METRICS), MetricsTelemetry(meter, config.policy)),
             )  # fmt: skip
             stack.enter_context(Heartbeat(producer, config, lambda: loop.state.version, clock))
             loop.run(stop)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..infra.telemetry import Meter
 from .batch import Plan, TrainRow
 from .step import StepResult
 
@@ -108,3 +109,22 @@ def read_metrics(path: Path) -> list[StepReport]:
     lines = (json.loads(line) for line in path.read_text("utf-8").splitlines())
     found = {line["step"]: StepReport(**line) for line in lines}
     return [found[step] for step in sorted(found)]
+
+
+class MetricsTelemetry:
+    """Tells the same to OpenTelemetry."""
+
+    def __init__(self, meter: Meter, policy: str) -> None:
+        self._meter = meter
+        self._policy = policy
+
+    def __call__(self, step: StepReport) -> None:
+        add, policy = self._meter.add, self._policy
+        add("spanloop.trainer.step", step.step_s, policy=policy)
+        add("spanloop.trainer.rows", step.rows, policy=policy, outcome="trained")
+        for reason, count in step.rows_dropped.items():
+            add("spanloop.trainer.rows", count, policy=policy, outcome=reason)
+        if step.reward_mean is not None:
+            add("spanloop.trainer.reward", step.reward_mean, policy=policy)
+        if step.staleness_mean is not None:
+            add("spanloop.trainer.staleness", step.staleness_mean, policy=policy)

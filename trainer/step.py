@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
+import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO, cast
 
 from .batch import Floats, TrainRow
 from .config import TrainerConfig
@@ -83,12 +84,30 @@ def prepare_device() -> Device:
     return device
 
 
+class QuietHere:
+    """A sys.stdout that drops what this thread writes: verl prints sizes and memory while it builds."""
+
+    def __init__(self, real: TextIO) -> None:
+        self._real = real
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Drops the text in the thread that made this; others' goes through."""
+        return len(text) if threading.get_ident() == self._thread else self._real.write(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
 def make_trainer(config: TrainerConfig) -> PolicyTrainer:
     """The verl trainer over `config.model_dir`. Takes seconds: verl imports Ray and transformers."""
     device = prepare_device()
-    said = io.StringIO()  # verl prints its sizes and memory while it builds
-    with warnings.catch_warnings(), contextlib.redirect_stdout(said):
+    quiet = cast("TextIO", QuietHere(sys.stdout))
+    with warnings.catch_warnings(), contextlib.redirect_stdout(quiet):
         warnings.simplefilter("ignore")  # verl warns of every optional backend that is not installed
+        from transformers.utils.logging import disable_progress_bar
+
         from .verl_step import VerlTrainer
 
+        disable_progress_bar()
         return VerlTrainer(config, device)

@@ -76,6 +76,8 @@ class VerlTrainer:
     def __init__(self, config: TrainerConfig, device: Device) -> None:
         self._config = config
         self._device = device
+        if device == "cpu":
+            torch.set_num_threads(config.cpu_threads)
         torch.manual_seed(config.seed)
         self._worker = TrainingWorker(_worker_config(config, device))
         self._worker.reset()
