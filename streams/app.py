@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from tempfile import TemporaryDirectory
 from typing import cast
 
@@ -38,6 +38,7 @@ BATCH = 500
 # Faust waits this long for a batch to fill: most of the time from an end marker to its trajectory.
 BATCH_S = 0.02
 QUEUED_BATCHES = 4
+FETCH_WAIT_MS = 50
 TICK_S = 0.05
 COMMIT_S = 0.2
 STOP_POLL_S = 0.05
@@ -118,6 +119,8 @@ class AssemblerApp(App):
     async def _assigned(self, _: object, assigned: set[TP], **__: object) -> None:
         self._ready.clear()
         self._generation += 1
+        # Faust fixes this at 1.5 s, which the embedded broker takes literally even when records are there
+        attrgetter("_thread._consumer._fetcher")(self.consumer)._fetch_max_wait_ms = FETCH_WAIT_MS
         numbers = {
             source: {tp.partition for tp in assigned if tp.topic == self.names.full(source)} for source in SOURCES
         }

@@ -81,7 +81,7 @@ class Assembler:
             case Reward() as reward:
                 attempt = self.attempts.get(reward.attempt_id or part.finals.get(reward.rollout_id, ""))
                 if attempt is not None and attempt.rebuilding:
-                    self._take_reward(attempt, reward, message.offset)
+                    self._take_reward(attempt, reward_node(reward, message.offset))
             case None:
                 pass
 
@@ -162,44 +162,38 @@ class Assembler:
         offset = message.offset
         attempt_id = reward.attempt_id or part.finals.get(reward.rollout_id)
         if attempt_id is None:
-            if not self._refused(reward, message, out):
-                part.float(reward_node(reward, offset), now_ns)
+            self._refuse(reward, message, out)
+            part.float(reward_node(reward, offset), now_ns)
             return
         known = part.emitted.get(attempt_id)
         if known is not None and (offset < (known.rewards_next or 0) or known.status == "dropped"):
             self._seen(known, offset >= (known.rewards_next or 0), out)
             return
-        self._refused(reward, message, out)
+        self._refuse(reward, message, out)
         attempt = self._open(part, reward.rollout_id, attempt_id, now_ns, out)
         part.rewards.hold(attempt_id, offset)
         attempt.last_ns = now_ns
-        self._take_reward(attempt, reward, offset)
+        self._take_reward(attempt, reward_node(reward, offset))
         self._schedule(attempt, now_ns, out)
 
-    def _take_reward(self, attempt: OpenAttempt, reward: Reward, offset: int) -> None:
-        node = reward_node(reward, offset)
+    def _take_reward(self, attempt: OpenAttempt, node: RewardNode) -> None:
         try:
-            check(reward)
+            check(node.reward)
         except InvalidRecord:
             attempt.refuse(node)
         else:
             attempt.add_reward(node)
-        self._mark_reward(attempt, node)
-
-    def _mark_reward(self, attempt: OpenAttempt, node: RewardNode) -> None:
-        attempt.rewards_first = min(
-            node.offset, node.offset if attempt.rewards_first is None else attempt.rewards_first
-        )
+        first = attempt.rewards_first
+        attempt.rewards_first = node.offset if first is None else min(first, node.offset)
         attempt.rewards_next = max(attempt.rewards_next or 0, node.offset + 1)
 
-    def _refused(self, reward: Reward, message: Message, out: list[Output]) -> bool:
+    def _refuse(self, reward: Reward, message: Message, out: list[Output]) -> None:
+        """Has a reward that is no number quarantined; it still counts as arrived."""
         try:
             check(reward)
         except InvalidRecord as error:
             self.counts["refused"] += 1
             out.append(Refused(message, error))
-            return True
-        return False
 
     def _settle(self, part: Partition, attempt: OpenAttempt) -> None:
         """Gives the final attempt the rewards that named only its rollout."""
@@ -207,8 +201,7 @@ class Assembler:
             return
         for node in part.settle(attempt.rollout_id):
             part.rewards.hold(attempt.attempt_id, node.offset)
-            attempt.add_reward(node)
-            self._mark_reward(attempt, node)
+            self._take_reward(attempt, node)
 
     def _seen(self, known: Assembly, is_late: bool, out: list[Output]) -> None:
         if is_late:

@@ -329,3 +329,15 @@ def test_a_restarted_assembler_skips_what_assemblies_says_was_emitted() -> None:
     assert again.partitions[0].committable() == {"spans": 1, "rewards": 1}
     assert again.attempts == {}
     assert at(0) == NOW
+
+
+def test_a_refused_reward_of_a_rollout_counts_the_same_before_and_after_its_final_attempt_ended() -> None:
+    bad, whole = rew(float("nan"), attempt=None), batch(llm("s1", [1], [2]), begin=True, end=end())
+    found: list[tuple[int, str, list[str]]] = []
+    for order in ((bad, whole), (whole, bad)):
+        bench = Bench()
+        bench.give(*order)
+        assert len([o for o in bench.out if isinstance(o, Refused)]) == 1
+        found.append((bench.last().revision, bench.last().input_digest, bench.last().flags))
+    assert found[0] == found[1]
+    assert "nonfinite_reward" in found[0][2]
