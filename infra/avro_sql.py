@@ -82,11 +82,15 @@ class Schema:
         if "default" not in field:
             raise InvalidRecord("unsupported", f"the writer's schema lacks {path}, which has no default")
         value = field["default"]
+        absent = False
         for name in rest:
+            absent = absent or value is None
             field = _need(self, field["type"], name, path)
             if isinstance(value, dict):  # a record's default names some of its fields
                 value = cast("dict[str, Json]", value).get(name, field.get("default"))
         kind = self.type(field["type"])
+        if absent and not kind.startswith(("Nullable", "LowCardinality", "Array", "Map", "Tuple")):
+            return f"CAST(NULL, {literal(f'Nullable({kind})')})"
         if value is None and not kind.startswith(("Nullable", "LowCardinality(Nullable")):
             return f"defaultValueOfTypeName({literal(kind)})"
         return f"CAST({literal(value)}, {literal(kind)})"

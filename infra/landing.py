@@ -45,7 +45,7 @@ SPANS = Target(
     ("", "spans", "spans.call", "spans.call.sampling"),
     {
         "duration_ns": "{spans.end_ns} - {spans.start_ns}",
-        "is_call": "isNotNull({spans.call})",
+        "is_call": "isNotNull({spans.call.request})",
         "policy_version": "if(empty({spans.call.policy_versions}), NULL, {spans.call.policy_versions}[1].version)",
         "call_flags": "{spans.call.flags}",
         "input_tokens": "{spans.call.usage.input}",
@@ -122,18 +122,27 @@ def plan(topic: Topic, writer_schema: str, columns: Mapping[str, Mapping[str, st
 
 def select(target: Target, writer: Schema, reader: Schema, columns: Mapping[str, str]) -> str:
     """The query that turns landed records into a target's rows; {landing} stands for the landing table."""
-    elements = {target.explode: "element"} if target.explode else {}
+    explode = target.explode
+    elements = {explode: explode} if explode else {}
+    exploded: dict[str, str] = {}
+
+    def place(path: str) -> str:
+        value = resolve(path, writer, reader, elements)
+        if not explode or not value.startswith(quote(explode) + "."):
+            return value
+        # leaf by leaf: ClickHouse takes ten times as long to plan a view that takes the elements apart itself
+        return exploded.setdefault(value, quote(f"element_{len(exploded)}"))
 
     def sql(template: str) -> str:
-        return PLACE.sub(lambda m: resolve(m[1], writer, reader, elements), template)
+        return PLACE.sub(lambda m: place(m[1]), template)
 
     parts: list[str] = []
     for column, kind in columns.items():
         value = sql(target.columns.get(column) or _template(target, column, reader, elements))
         parts.append(f"  {_fitted(value, kind)} AS {quote(column)}")
     query = "SELECT\n" + ",\n".join(parts) + "\nFROM {landing}"
-    if target.explode:
-        query += f"\nARRAY JOIN {sql('{' + target.explode + '}').replace('element', target.explode)} AS `element`"
+    if explode:
+        query += "\nARRAY JOIN\n" + ",\n".join(f"  {value} AS {name}" for value, name in exploded.items())
     return query + (f"\nWHERE {sql(target.where)}" if target.where else "")
 
 
