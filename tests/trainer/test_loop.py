@@ -303,6 +303,23 @@ def test_killed_any_number_of_times_also_while_it_catches_up(
     assert np.array_equal(run.trainer.values, undisturbed(run.config, run.log).values)
 
 
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_while_it_catches_up_with_a_checkpoint_made_meanwhile(
+    config: TrainerConfig, make_trajectory: Make, point: Point
+) -> None:
+    """Members of batches still to be applied were read before that checkpoint's offsets: it must hold them."""
+    run = Run(replace(config, checkpoint_every=4), filled(make_trajectory, 8))
+    with pytest.raises(Killed):
+        run.start(killer("stepped", 4))
+    run.config = replace(config, checkpoint_every=1)
+    for step in (1, 2, 3):
+        with pytest.raises(Killed):
+            run.start(killer(point, step))
+    run.start()
+    assert chain_of(run.resources) == [(1, None), (2, 1), (3, 2), (4, 3), (5, 4)]
+    assert np.array_equal(run.trainer.values, undisturbed(run.config, run.log).values)
+
+
 def test_recorded_batches_give_identical_batches_and_losses_again(config: TrainerConfig, make_trajectory: Make) -> None:
     run = Run(config, filled(make_trajectory, 8))  # case TN-11
     run.start()
