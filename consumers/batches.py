@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..infra.kafka import Message, Position
 from ..schemas.errors import InvalidRecord
@@ -12,104 +12,109 @@ from .avro_container import Container
 
 # ClickHouse holds a batch several times over while it takes it in.
 MAX_INSERT_BYTES = 64 << 20
+Row = tuple[Message, bytes]  # a message and its body
 Refused = tuple[Message, InvalidRecord]
 WriterOf = Callable[["int | str"], str]
 
 
 @dataclass(frozen=True, slots=True)
 class InsertBatch:
-    """Records of one partition and one writer schema, in offset order."""
+    """Records of one topic and one writer schema, partition by partition in offset order."""
 
     topic: str
-    partition: int
     writer_schema: str
-    messages: tuple[Message, ...]
-    bodies: tuple[bytes, ...]
+    rows: tuple[Row, ...]
 
     @property
     def token(self) -> str:
-        """Equal for equal batches, so that a repeated insert of the very same batch is dropped."""
-        first, last = self.messages[0].offset, self.messages[-1].offset
-        return f"{self.topic}:{self.partition}:{first}-{last}:{fingerprint(self.writer_schema)}"
+        """topic:partition:first-last[,partition:first-last…]:fingerprint.
+
+        Equal for equal batches, so that a repeated insert of the very same batch is dropped.
+        """
+        ranges: dict[int, tuple[int, int]] = {}
+        for m, _ in self.rows:
+            ranges[m.partition] = (ranges.get(m.partition, (m.offset, 0))[0], m.offset)
+        spelled = ",".join(f"{p}:{first}-{last}" for p, (first, last) in ranges.items())
+        return f"{self.topic}:{spelled}:{fingerprint(self.writer_schema)}"
 
     def container(self) -> bytes:
         """The batch as one Avro object container."""
         container = Container(self.writer_schema)
-        rows = zip(self.messages, self.bodies, strict=True)
-        return container.header + container.block((self.partition, m.offset, body) for m, body in rows)
+        return container.header + container.block((m.partition, m.offset, body) for m, body in self.rows)
 
     def halves(self) -> tuple[InsertBatch, InsertBatch]:
         """The batch cut in two, to find what is wrong in it."""
-        middle = len(self.messages) // 2
-        return self.part(slice(None, middle)), self.part(slice(middle, None))
-
-    def part(self, which: slice) -> InsertBatch:
-        """Some of its records."""
-        return InsertBatch(self.topic, self.partition, self.writer_schema, self.messages[which], self.bodies[which])
+        middle = len(self.rows) // 2
+        return replace(self, rows=self.rows[:middle]), replace(self, rows=self.rows[middle:])
 
 
 @dataclass(slots=True)
 class Portion:
-    """What was read of one partition: batches to insert, records refused, tombstones."""
+    """What was read of one partition, and what became of it: refused records by offset, tombstones, insert tokens."""
 
     topic: str
     partition: int
     first: int
     last: int
     records: int
-    inserts: list[InsertBatch] = field(default_factory=list["InsertBatch"])
     refused: dict[int, Refused] = field(default_factory=dict[int, "Refused"])
     tombstones: list[Message] = field(default_factory=list[Message])
     tokens: list[str] = field(default_factory=list[str])
 
+
+class Batches:
+    """Messages sorted: by partition for the log, by topic and writer schema for inserts.
+
+    Small batches cost ClickHouse much more than their rows do, so one insert takes a topic's partitions together.
+    """
+
+    def __init__(self, messages: Sequence[Message], writer_of: WriterOf) -> None:
+        """writer_of: schema id or GUID -> schema JSON; may raise InvalidRecord, and Unavailable, which passes."""
+        self.portions: dict[Position, Portion] = {}
+        self._rows: dict[tuple[str, str], list[Row]] = {}
+        ask = _once(writer_of)
+        for m in sorted(messages, key=lambda m: (m.topic, m.partition, m.offset)):
+            self._sort(m, ask)
+
+    def inserts(self) -> Iterator[InsertBatch]:
+        """Batches of bounded size."""
+        for (topic, schema), rows in self._rows.items():
+            for taken in _cut(rows):
+                yield InsertBatch(topic, schema, tuple(taken))
+
     def refuse(self, message: Message, error: InvalidRecord) -> None:
         """Notes a record that cannot be taken."""
-        self.refused[message.offset] = (message, error)
+        self.portions[message.topic, message.partition].refused[message.offset] = (message, error)
 
+    def stored(self, batch: InsertBatch, token: str) -> None:
+        """Notes the token of an insert that was acknowledged."""
+        for partition in {m.partition for m, _ in batch.rows}:
+            self.portions[batch.topic, partition].tokens.append(token)
 
-def portions(messages: Sequence[Message], writer_of: WriterOf) -> list[Portion]:
-    """Sorts messages by partition and writer schema.
-
-    writer_of: schema id or GUID -> schema JSON; may raise InvalidRecord, and Unavailable, which passes.
-    """
-    by_partition: dict[Position, list[Message]] = {}
-    for m in messages:
-        by_partition.setdefault((m.topic, m.partition), []).append(m)
-    return [_portion(found, _once(writer_of)) for found in by_partition.values()]
-
-
-def _portion(messages: list[Message], writer_of: WriterOf) -> Portion:
-    first = messages[0]
-    out = Portion(first.topic, first.partition, first.offset, messages[-1].offset, len(messages))
-    by_schema: dict[str, list[tuple[Message, bytes]]] = {}
-    for m in messages:
+    def _sort(self, m: Message, writer_of: WriterOf) -> None:
+        portion = self.portions.setdefault((m.topic, m.partition), Portion(m.topic, m.partition, m.offset, m.offset, 0))
+        portion.last = m.offset
+        portion.records += 1
         if m.value is None:
-            out.tombstones.append(m)
-            continue
+            portion.tombstones.append(m)
+            return
         try:
             schema_id, body = split(m.value, m.headers)
-            by_schema.setdefault(writer_of(schema_id), []).append((m, body))
+            self._rows.setdefault((m.topic, writer_of(schema_id)), []).append((m, body))
         except InvalidRecord as error:
-            out.refuse(m, error)
-    out.inserts = [batch for schema, rows in by_schema.items() for batch in _cut(out, schema, rows)]
-    return out
+            self.refuse(m, error)
 
 
-def _cut(portion: Portion, schema: str, rows: list[tuple[Message, bytes]]) -> Iterator[InsertBatch]:
-    taken: list[tuple[Message, bytes]] = []
+def _cut(rows: list[Row]) -> Iterator[list[Row]]:
+    taken: list[Row] = []
     size = 0
     for row in rows:
         if taken and size + len(row[1]) > MAX_INSERT_BYTES:
-            yield _batch(portion, schema, taken)
+            yield taken
             taken, size = [], 0
         taken.append(row)
         size += len(row[1])
-    yield _batch(portion, schema, taken)
-
-
-def _batch(portion: Portion, schema: str, rows: list[tuple[Message, bytes]]) -> InsertBatch:
-    messages, bodies = zip(*rows, strict=True)
-    return InsertBatch(portion.topic, portion.partition, schema, messages, bodies)
+    yield taken
 
 
 def _once(writer_of: WriterOf) -> WriterOf:

@@ -1,6 +1,6 @@
 """The sink: every Avro topic into ClickHouse, undecoded, at least once, shown once.
 
-    messages ─▶ portions ─▶ insert (token) ─▶ quarantine ─▶ ingest_log ─▶ commit
+    messages ─▶ batches ─▶ insert (token) ─▶ quarantine ─▶ ingest_log ─▶ commit
 
 Anything before the commit may happen again after a crash. An insert that happens again in the very same batch is
 dropped by its token; in other batches its rows have the same identity, which the views show once.
@@ -31,7 +31,7 @@ from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, InvalidRecord, Unavailable
 from ..schemas.serde import Decoder, SchemaLookup
 from ..schemas.topics import TOPICS
-from .batches import InsertBatch, Portion, portions
+from .batches import Batches, InsertBatch, Portion
 from .pump import Pump, PumpPolicy
 
 log = logging.getLogger(__name__)
@@ -69,34 +69,37 @@ class Sink:
 
     def write(self, messages: Sequence[Message]) -> None:
         """Stores messages of any topics and partitions; each partition's in offset order."""
-        done = portions(messages, self._decoder.writer)
+        batches = Batches(messages, self._decoder.writer)
+        for batch in batches.inserts():
+            self._insert(batches, batch)
+        done = list(batches.portions.values())
         for portion in done:
-            for batch in portion.inserts:
-                self._insert(portion, batch)
             self._report(portion)
         self._insert_rows("tombstones", [self._tombstone(m) for p in done for m in p.tombstones])
         self._insert_rows("ingest_log", [self._logged(p) for p in done])
 
-    def _insert(self, portion: Portion, batch: InsertBatch) -> None:
+    def _insert(self, batches: Batches, batch: InsertBatch) -> None:
         """Inserts a batch; one that is refused is halved until the records at fault are alone."""
+        token = batch.token
         try:
             table = self._landings.table(TOPICS[batch.topic], batch.writer_schema)
-            settings = INSERT_SETTINGS | {"insert_deduplication_token": batch.token}
-            self._client.insert(table, batch.container(), "Avro", settings)
-            portion.tokens.append(batch.token)
+            self._client.insert(
+                table, batch.container(), "Avro", INSERT_SETTINGS | {"insert_deduplication_token": token}
+            )
+            batches.stored(batch, token)
         except InvalidRecord as error:  # a schema that cannot be landed
-            for message in batch.messages:
-                portion.refuse(message, error)
+            for message, _ in batch.rows:
+                batches.refuse(message, error)
         except ClickHouseError as error:
             if code_of(error) in STRUCTURAL:
                 raise ConfigError(
-                    f"ClickHouse cannot take topic {batch.topic!r}: {error}; run `spanloop init`"
+                    f"ClickHouse cannot take topic {batch.topic!r}: {error}; are its tables up to date (spanloop init)?"
                 ) from error
-            if len(batch.messages) == 1:
-                portion.refuse(batch.messages[0], InvalidRecord("insert_rejected", str(error)[:1000]))
+            if len(batch.rows) == 1:
+                batches.refuse(batch.rows[0][0], InvalidRecord("insert_rejected", str(error)[:1000]))
                 return
             for half in batch.halves():
-                self._insert(portion, half)
+                self._insert(batches, half)
 
     def _report(self, portion: Portion) -> None:
         """Dead letters in offset order, so that "too many in a row" means neighbours."""

@@ -30,6 +30,7 @@ class Script:
     revoke_at: dict[int, list[Position]] = field(default_factory=dict[int, "list[Position]"])
     on_revoke: OnRevoke = lambda _: None
     count: int = 0
+    positions: dict[Position, int] = field(default_factory=dict[Position, int])
 
     def poll(self, max_records: int = 0, timeout_s: float = 0.0) -> list[Message]:
         del max_records, timeout_s
@@ -131,6 +132,13 @@ def test_partitions_taken_away_while_waiting_are_dropped_too() -> None:
     s = script(messages(0, 1) + messages(7, partition=1), [])
     s.revoke_at[2] = [("spans", 1)]
     assert run(s, [Unavailable("away")]) == ["pause [0]", "process 0,1", "commit 0:2", "resume [0]", "close"]
+
+
+def test_offsets_move_past_a_transaction_marker_behind_the_last_record() -> None:
+    s = script(messages(0), [], [])
+    s.positions["spans", 0] = 2  # offset 1 is a marker
+    policy = PumpPolicy(max_records=1, max_wait_s=0.0)
+    assert run(s, policy=policy) == ["process 0", "commit 0:1", "commit 0:2", "close"]
 
 
 def test_a_refused_commit_is_left_to_the_next_owner() -> None:

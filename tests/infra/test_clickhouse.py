@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from spanloop.infra import clickhouse
+from spanloop.infra.avro_sql import Schema, literal
+from spanloop.infra.clickhouse import connect, migrate, migrations, statements
+from spanloop.infra.clickhouse_client import Client
+from spanloop.infra.landing import Landings, plan
+from spanloop.infra.settings import Settings
+from spanloop.schemas.errors import ConfigError, InvalidRecord
+from spanloop.schemas.serde import fingerprint, schema_json
+from spanloop.schemas.topics import REWARDS, TOPICS
+
+
+@pytest.fixture
+def client(clickhouse_url: str) -> Iterator[Client]:
+    settings = Settings(clickhouse_url=clickhouse_url, clickhouse_database=f"t{uuid4().hex[:12]}")
+    found = connect(settings)
+    yield found
+    found.command(f"DROP DATABASE IF EXISTS {settings.clickhouse_database}", use_database=False)
+    found.close()
+
+
+def test_migrations_are_applied_once_and_a_changed_one_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = client.driver.database or ""
+    small = [("0001_a.sql", "-- one;\nCREATE TABLE IF NOT EXISTS a (x Int32) ENGINE = Memory;\n")]
+    monkeypatch.setattr(clickhouse, "migrations", lambda: iter(small))
+    assert migrate(client, database) == ["0001_a.sql"]
+    assert migrate(client, database) == []
+    small.append(("0002_b.sql", "CREATE TABLE IF NOT EXISTS b (x Int32) ENGINE = Memory;"))
+    assert migrate(client, database) == ["0002_b.sql"]
+    small[0] = ("0001_a.sql", small[0][1].replace("Int32", "Int64"))
+    with pytest.raises(ConfigError, match=r"0001_a\.sql .* other content"):
+        migrate(client, database)
+
+
+def test_statements_end_at_a_semicolon_at_a_lines_end() -> None:
+    text = "-- a; comment;\nSELECT ';';\n\nSELECT\n  2 -- not; here\n;\n"
+    assert statements(text) == ["SELECT ';'", "SELECT\n  2 -- not; here"]
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [int(name[:4]) for name, _ in migrations()] == list(range(1, len(list(migrations())) + 1))
+
+
+def test_every_topic_has_a_landing_table_and_it_is_made_once(client: Client) -> None:
+    migrate(client, client.driver.database or "")
+    landings = Landings(client)
+    tables = {t.name: landings.table(t, schema_json(t.record)) for t in TOPICS.values()}
+    assert tables == {t.name: Landings(client).table(t, schema_json(t.record)) for t in TOPICS.values()}
+    assert fingerprint(schema_json(REWARDS.record)) in tables["rewards"]
+    assert len(set(tables.values())) == len(TOPICS)
+
+
+@pytest.mark.parametrize(
+    ("avro", "sql"),
+    [
+        ("long", "Int64"),
+        (["null", "double"], "Nullable(Float64)"),
+        ({"type": "enum", "name": "E", "symbols": ["a"]}, "LowCardinality(String)"),
+        (["null", {"type": "enum", "name": "E", "symbols": ["a"]}], "LowCardinality(Nullable(String))"),
+        ({"type": "map", "values": ["null", "long"]}, "Map(String, Nullable(Int64))"),
+        (["null", {"type": "array", "items": "string"}], "Array(String)"),
+        ({"type": "fixed", "name": "F", "size": 16}, "FixedString(16)"),
+        ({"type": "long", "logicalType": "timestamp-micros"}, "Int64"),
+        (
+            ["null", {"type": "record", "name": "N", "fields": [{"name": "y", "type": "bytes"}]}],
+            "Nullable(Tuple(`y` String))",
+        ),
+    ],
+)
+def test_avro_types_are_read_as_clickhouse_types(avro: object, sql: str) -> None:
+    schema = Schema(json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": avro}]}))
+    assert schema.columns() == [("x", sql)]
+
+
+def test_named_types_are_known_by_their_short_and_full_names() -> None:
+    inner = {"type": "record", "name": "In", "namespace": "a.b", "fields": [{"name": "y", "type": "int"}]}
+    fields = [{"name": "p", "type": inner}, {"name": "q", "type": "a.b.In"}, {"name": "r", "type": ["null", "In"]}]
+    schema = Schema(json.dumps({"type": "record", "name": "R", "fields": fields}))
+    assert [t for _, t in schema.columns()] == ["Tuple(`y` Int32)", "Tuple(`y` Int32)", "Nullable(Tuple(`y` Int32))"]
+
+
+@pytest.mark.parametrize(
+    "avro",
+    [
+        ["long", "string"],
+        ["null", "long", "string"],
+        {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]},
+    ],
+)
+def test_what_clickhouse_cannot_hold_is_said_to_be_unsupported(avro: object) -> None:
+    schema = Schema(json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": avro}]}))
+    with pytest.raises(InvalidRecord, match="unsupported"):
+        schema.columns()
+
+
+def test_a_writer_that_lacks_a_field_without_a_default_is_unsupported() -> None:
+    text = json.dumps({"type": "record", "name": "Reward", "fields": [{"name": "rollout_id", "type": "string"}]})
+    with pytest.raises(InvalidRecord, match="reward_id, which has no default"):
+        plan(REWARDS, text, {"rewards": {"reward_id": "String"}})
+
+
+def test_a_column_without_a_field_is_a_fault_of_ours() -> None:
+    with pytest.raises(KeyError, match="nonsense"):
+        plan(REWARDS, schema_json(REWARDS.record), {"rewards": {"nonsense": "String"}})
+
+
+def test_literals_are_quoted() -> None:
+    values: list[object] = [None, True, 3, 0.5, "it's \\", [], {}]
+    assert [literal(v) for v in values] == ["NULL", "true", "3", "0.5", "'it\\'s \\\\'", "[]", "map()"]
