@@ -34,6 +34,8 @@ class PumpPolicy:
 class Source(Protocol):
     """The part of infra.kafka.Member that a pump uses."""
 
+    @property
+    def positions(self) -> Mapping[Position, int]: ...
     def poll(self, max_records: int = ..., timeout_s: float = ...) -> list[Message]: ...
     def commit(self, offsets: Mapping[Position, int]) -> None: ...
     def assignment(self) -> list[Position]: ...
@@ -63,6 +65,8 @@ class Pump:
         self._held: list[Message] = []
         self._bytes = 0
         self._since_s = 0.0
+        self._committed: dict[Position, int] = {}
+        self._idle_since_s = self._clock.steady_s()
         self._source = open_source(self._revoked)
 
     def run(self, stop: threading.Event) -> None:
@@ -72,6 +76,8 @@ class Pump:
                 self._take(self._source.poll(1000, POLL_S))
                 if self._is_due():
                     self._flush(stop)
+                elif not self._held:
+                    self._pass_markers()
             self._flush(stop)
         finally:
             self._source.close()
@@ -111,17 +117,31 @@ class Pump:
             log.warning("resumed")
             self._source.resume(self._source.assignment())
 
+    def _pass_markers(self) -> None:
+        """Commits past transaction markers, which come as no message: else a lag of one would stay for ever."""
+        now_s = self._clock.steady_s()
+        if now_s - self._idle_since_s >= self._policy.max_wait_s:
+            self._idle_since_s = now_s
+            passed = {p: o for p, o in self._source.positions.items() if o > self._committed.get(p, o)}
+            if passed:
+                self._send(passed)
+
     def _commit(self) -> None:
         offsets = {(m.topic, m.partition): m.offset + 1 for m in self._held}
         self._drop(lambda _: False)
+        self._send(offsets)
+
+    def _send(self, offsets: Mapping[Position, int]) -> None:
         try:
             self._source.commit(offsets)
+            self._committed |= offsets
         except Unavailable as error:  # a rebalance took the partitions: whoever has them reads the batch again
             log.warning("not committed, will be read again: %s", error)
 
     def _revoked(self, positions: list[Position]) -> None:
         """What is held of partitions taken away is dropped: their next owner reads it from the committed offset."""
         gone = set(positions)
+        self._committed = {p: o for p, o in self._committed.items() if p not in gone}
         self._drop(lambda m: (m.topic, m.partition) not in gone)
 
     def _drop(self, keep: Callable[[Message], bool]) -> None:
