@@ -256,14 +256,17 @@ class AssemblerService:
 
     async def _main(self, stop: threading.Event) -> None:
         app = self.app = self._make()
+        # a start waits for partitions, and must not keep a crash or a stop waiting
+        starting = asyncio.ensure_future(app.start())
         try:
-            await app.start()
-            while not stop.is_set() and not app.crashed:
+            while not (stop.is_set() or app.crashed or (starting.done() and starting.exception())):
                 await asyncio.sleep(STOP_POLL_S)
         finally:
             await app.stop()
+            await asyncio.wait([starting])
         if app.crash_reason is not None:
             raise app.crash_reason
+        starting.result()
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
