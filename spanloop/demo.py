@@ -76,6 +76,7 @@ def run_demo(config: DemoConfig) -> int:
 
     Ctrl-C stops it cleanly, with everything flushed and the folder readable, and the status is that of SIGINT.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     home = (config.home or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
     home.mkdir(parents=True, exist_ok=True)

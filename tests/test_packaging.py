@@ -10,7 +10,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import tomli
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("schemas", "infra", "producers", "streams", "consumers", "trainer")
@@ -30,7 +34,7 @@ print(spanloop.__file__)
 
 
 def project() -> dict[str, dict[str, dict[str, object]]]:
-    return tomli.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
 def test_the_list_of_packages_equals_the_disk() -> None:
