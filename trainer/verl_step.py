@@ -10,6 +10,7 @@ Import this module through `step.make_trainer`, which tells verl the device firs
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ from .step import Device, StepResult
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+# verl's nested tensors make it tell of a renaming inside torch, which is nobody's here to act on.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
