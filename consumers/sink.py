@@ -188,7 +188,7 @@ def _reach(open_it: Callable[[], T], stop: threading.Event) -> T | None:
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT, with settings from the environment."""
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.WARNING)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
