@@ -23,11 +23,11 @@ from typing import cast
 
 from ..infra.clock import Clock
 from ..infra.kafka import Message as Raw
-from ..infra.kafka import Names, Position
+from ..infra.kafka import Names, Position, lost
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import BIG_MAX_BYTES, REWARDS, SPANS
-from .faust_types import TP, App, BootStrategy, Event, Stream
+from .faust_types import TP, App, BootStrategy, Event, NoOffsetForPartitionError, OffsetOutOfRangeError, Stream
 from .first_offsets import commit_first_offsets, committed_offsets
 from .messages import Policy, Source
 from .shell import NAME, SOURCES, Shell
@@ -264,6 +264,8 @@ class AssemblerService:
         finally:
             await app.stop()
             await asyncio.wait([starting])
+        if isinstance(app.crash_reason, (OffsetOutOfRangeError, NoOffsetForPartitionError)):
+            raise lost(app.settings, f"consumer {NAME}: {app.crash_reason}") from app.crash_reason
         if app.crash_reason is not None:
             raise app.crash_reason
         starting.result()

@@ -73,11 +73,18 @@ if TYPE_CHECKING:
         async def on_stop(self) -> None: ...
         async def on_shutdown(self) -> None: ...
 
+    class OffsetOutOfRangeError(Exception):
+        """aiokafka: records were removed before they were read."""
+
+    class NoOffsetForPartitionError(Exception):
+        """aiokafka: nothing is committed, and nothing is to be assumed."""
+
 else:
+    from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
     from faust import App
     from faust.app.base import BootStrategy
     from faust.types import TP
     from faust.types import EventT as Event
     from faust.types import StreamT as Stream
 
-__all__ = ["TP", "App", "BootStrategy", "Event", "Stream"]
+__all__ = ["TP", "App", "BootStrategy", "Event", "NoOffsetForPartitionError", "OffsetOutOfRangeError", "Stream"]
