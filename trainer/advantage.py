@@ -54,9 +54,10 @@ def register(name: str) -> Callable[[Estimator], Estimator]:
 
 def final_reward(t: Trajectory) -> float | None:
     """A trajectory's final reward; an agent's own failure without one gets its task's failure_reward. None = none."""
-    if t.final_reward is None and t.failure_class == "agent":
-        return t.context.failure_reward
-    return t.final_reward if t.final_reward is not None and math.isfinite(t.final_reward) else None
+    reward = t.final_reward
+    if reward is None and t.failure_class == "agent":
+        reward = t.context.failure_reward
+    return reward if reward is not None and math.isfinite(reward) else None
 
 
 def call_credits(t: Trajectory) -> list[float | None]:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..schemas.records import Batch, BatchMember, Call, Decision, DecisionMember, Row, Sampling, Trajectory
+from ..schemas.records import Batch, BatchMember, Call, Decision, DecisionMember, Row, Trajectory
 from .advantage import ADVANTAGES, GroupAdvantage, MemberAdvantage
 from .config import TrainerConfig, Weighting, named
 from .groups import ClosedGroup
+from .selection import no_rows_reason, of_agents, row_reason
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -56,7 +57,7 @@ class Plan:
     batch: Batch
     decisions: tuple[Decision, ...]
     rewards: tuple[float, ...]  # valid rewards of all members
-    dropped: Counter[str] = field(default_factory=Counter[str])  # rows without any trained token, by reason
+    dropped: Counter[str] = field(default_factory=Counter[str])  # rows without any trained token, rollouts without rows
     masked: Counter[str] = field(default_factory=Counter[str])  # tokens masked, by reason
 
     @property
@@ -76,31 +77,6 @@ class StepContext:
     policy_version: int
     chain: dict[int, int]  # version -> publishes since; see Lineage.chain
     at_ns: int = 0
-
-
-def untrainable(sampling: Sampling) -> bool:
-    """True where the log-probs are not those of softmax(logits / T): what the trainer computes would not match.
-
-    null is the engine's default: temperature 1, everything else off.
-    """
-    temperature = 1.0 if sampling.temperature is None else sampling.temperature
-    return (
-        temperature <= 0
-        or sampling.top_p not in (None, 1.0)
-        or sampling.top_k not in (None, 0, -1)
-        or sampling.min_p not in (None, 0.0)
-        or sampling.penalties
-        or (sampling.logprob_mode == "raw" and temperature != 1.0)
-    )
-
-
-def row_reason(row: Row, config: TrainerConfig) -> str | None:
-    """Why a whole row is left out; None = it is not."""
-    if row.policy is not None and row.policy != config.policy:
-        return "foreign_model"
-    if untrainable(row.sampling):
-        return "sampling_untrainable"
-    return "too_long" if len(row.mask) > config.max_row_tokens else None
 
 
 def build_row(
@@ -181,8 +157,9 @@ def plan(groups: Sequence[ClosedGroup], config: TrainerConfig, at: StepContext) 
     masked: Counter[str] = Counter()
     rewards: list[float] = []
     for group in groups:
-        advantages: GroupAdvantage = estimate(group, config.std)
         left_out: dict[str, list[str]] = {}
+        group = _selected(group, config.agents, left_out)
+        advantages: GroupAdvantage = estimate(group, config.std)
         kept = _group_rows(group, advantages, config, at, left_out, masked)
         dropped.update(reason for reasons in left_out.values() for reason in reasons)
         rows += kept
@@ -201,6 +178,19 @@ def plan(groups: Sequence[ClosedGroup], config: TrainerConfig, at: StepContext) 
     )
     weighted = tuple(weigh(rows, len(members), config.weighting))
     return Plan(weighted, batch, tuple(decisions), tuple(rewards), dropped, masked)
+
+
+def _selected(group: ClosedGroup, agents: str, dropped: dict[str, list[str]]) -> ClosedGroup:
+    """A group with only the agents to be trained; `dropped` gets the reason of what has no row, under its rollout."""
+    members: list[Trajectory] = []
+    for t in group.members:
+        selected, lost = of_agents(t, agents)
+        if lost:
+            dropped[t.rollout_id] = ["filtered"] * lost
+        elif not t.rows:
+            dropped[t.rollout_id] = [no_rows_reason(t)]
+        members.append(selected)
+    return replace(group, members=tuple(members))
 
 
 def _group_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -67,6 +68,8 @@ class TrainerConfig:
     """Divides advantages by the group's standard deviation."""
     mini_batches: int = 1
     """Optimiser steps per batch, cut at rollout borders."""
+    agents: str = ""
+    """Regular expression: only agents are trained whose path (as in `writer/checker`) it finds; empty = all."""
     max_row_tokens: int = 4096
     """Longer rows are left out, with a count."""
     micro_batch_tokens: int = 16384
@@ -109,6 +112,10 @@ class TrainerConfig:
             raise ConfigError("publish_every and max_staleness must not be negative")
         if self.follow is not None and self.publish_every:
             raise ConfigError("a trainer that follows recorded batches must not publish: set publish_every to 0")
+        try:
+            re.compile(self.agents)
+        except re.error as error:
+            raise ConfigError(f"agents is no regular expression: {error}; got {self.agents!r}") from error
         if self.keep_weights < 2:
             raise ConfigError("keep_weights must be at least 2: an engine may still be loading the one before")
         if not 0 <= self.clip[0] < self.clip[1]:

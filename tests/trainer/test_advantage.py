@@ -45,6 +45,13 @@ def test_a_nan_reward_leaves_the_baseline_and_nothing_downstream_is_nan(
     assert found.dropped is None
 
 
+def test_a_failure_reward_that_is_no_number_is_none(make_trajectory: Make) -> None:
+    failed = make_trajectory(None, sample=1)
+    failed = replace(failed, failure_class="agent", context=replace(failed.context, failure_reward=math.nan))
+    found = close([make_trajectory(1.0), failed, make_trajectory(0.0, sample=2)])
+    assert values(found) == [0.5, None, -0.5]
+
+
 def test_a_missing_reward_is_not_zero(make_trajectory: Make) -> None:
     found = by_reward(make_trajectory, [None, -1.0, -1.0, None])  # case CA-4
     assert values(found) == [None, 0.0, 0.0, None]

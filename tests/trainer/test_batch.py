@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from spanloop.schemas.packed import pack_logprobs
 from spanloop.schemas.records import Call, Credit, Row, Sampling, Segment, Trajectory, VersionRun
 from spanloop.trainer.advantage import MemberAdvantage
-from spanloop.trainer.batch import Plan, StepContext, TrainRow, build_row, mini_batches, plan, untrainable, weigh
+from spanloop.trainer.batch import Plan, StepContext, TrainRow, build_row, mini_batches, plan, weigh
 from spanloop.trainer.config import TrainerConfig
 from spanloop.trainer.groups import ClosedGroup
+from spanloop.trainer.selection import untrainable
 
 Make = Callable[..., Trajectory]
 LINE = {version: 10 - version for version in range(1, 11)}  # 10 is the newest of ten in a row
@@ -45,7 +46,8 @@ def test_eight_rollouts_without_rows_leave_nothing_to_train_on(config: TrainerCo
     members = [replace(make_trajectory(float(i), sample=i), rows=[], calls=[]) for i in range(8)]  # case TN-2
     found = planned(config, [members])
     assert found.rows == ()
-    assert found.cause == "no_trainable_tokens: 1"
+    assert found.cause == "no_llm_calls: 8, no_trainable_tokens: 1"
+    assert {m.reason for m in found.decisions[0].members} == {"no_llm_calls"}
     assert len(found.batch.members) == 8
     assert [(d.outcome, d.reason) for d in found.decisions] == [("dropped", "no_trainable_tokens")]
 

@@ -59,6 +59,27 @@ def test_a_batch_with_nothing_to_train_on_is_skipped_decided_and_not_published(
     assert [d.outcome for d in run.decisions] == ["dropped", "dropped", "used", "used"]
 
 
+def test_eight_rollouts_without_any_row_are_skipped_with_the_cause_and_never_read_again(
+    config: TrainerConfig, make_trajectory: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = [replace(make_trajectory(float(i), sample=i, size=8), rows=[], calls=[]) for i in range(8)]  # case TN-2
+    run = Run(replace(config, total_steps=1, groups_per_batch=1), MemoryLog([empty]))
+    first = np.array(ToyTrainer().values)
+    cause = "no_llm_calls: 8, no_trainable_tokens: 1"
+    loop = run.start()
+    assert [(r.members, r.rows, r.skipped, r.loss) for r in run.reports] == [(8, 0, cause, None)]
+    assert f"nothing in it can be trained on ({cause})" in caplog.text
+    assert np.array_equal(run.trainer.values, first)
+    assert chain_of(run.resources) == [(1, None)]
+    assert [(d.group_id, d.outcome, d.reason) for d in run.decisions] == [("g", "dropped", "no_trainable_tokens")]
+    assert loop.state.step == 1
+    run.log.trajectories[0] += [make_trajectory(float(i), group="h", sample=i, size=2) for i in range(2)]
+    run.config = replace(run.config, total_steps=2)
+    run.start()  # from the offsets of its checkpoint: the eight are neither trained nor counted as late
+    assert [[m.attempt_id for m in b.members] for b in run.batches][1:] == [["at-h-0-1", "at-h-1-1"]]
+    assert (run.reports[-1].late, run.reports[-1].skipped) == (0, None)
+
+
 def test_a_gradient_that_is_not_finite_is_counted_and_publishes_nothing(
     config: TrainerConfig, make_trajectory: Make
 ) -> None:
