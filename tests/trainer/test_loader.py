@@ -1,40 +1,41 @@
-"""The loader against a real engine process and the embedded broker, and its decisions without either."""
+"""The loader against a real engine process and the embedded broker."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
-import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
+from loader_rig import (
+    DEADLINE_S,
+    POLICY,
+    PROBE_IDS,
+    answer,
+    beats,
+    probe_of,
+    resource,
+    running,
+    until,
+    version,
+    weights,
+)
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] its stubs are loose
 
-from spanloop.infra.clock import ManualClock
 from spanloop.infra.engine_process import EngineProcess
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
-from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas import topics
-from spanloop.schemas.errors import ConflictingResource, Fenced
-from spanloop.schemas.records import Resource, Worker
-from spanloop.schemas.serde import Decoder
+from spanloop.schemas.errors import Fenced
+from spanloop.schemas.records import Resource
 from spanloop.trainer.loader import LoaderService
 from spanloop.trainer.loader_engine import EngineClient
-from spanloop.trainer.loader_plan import LEASE_LABEL, LEASE_S, Lease, Versions
 from spanloop.trainer.tiny import make_policy
-
-POLICY = "policy"
-DEADLINE_S = 60.0
-PROBE_IDS = [3, 10, 17, 24, 31, 38, 45, 52, 59]  # the last two are known to the network only
 
 
 @pytest.fixture(scope="module")
@@ -63,87 +64,6 @@ def http(engine: EngineProcess) -> Iterator[httpx.Client]:
 def producer(embedded_settings: Settings) -> Iterator[Producer]:
     with closing(Producer(embedded_settings, "test")) as made:
         yield made
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
-        time.sleep(0.02)
-
-
-def version(http: httpx.Client) -> str:
-    return str(http.get("/weight_info").json()["weight_version"])
-
-
-def answer(http: httpx.Client) -> tuple[list[int], list[dict[str, object]]]:
-    body = {"messages": [{"role": "user", "content": "get 7?"}], "return_token_ids": True, "max_tokens": 20, "seed": 1}
-    choice = http.post("/v1/chat/completions", json={**body, "ignore_eos": True}).json()["choices"][0]
-    return choice["token_ids"], choice["weight_versions"]
-
-
-def weights(folder: Path, seed: int) -> Path:
-    """A folder with a policy's weights."""
-    make_policy(folder, seed)
-    return folder
-
-
-def probe_of(folder: Path) -> str:
-    """What the trainer writes: logprobs[i] of ids[i] given ids[:i], the first null."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] transformers' stubs
-    with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=torch.tensor([PROBE_IDS])).logits[0, :-1]  # pyright: ignore[reportUnknownVariableType]
-    logps = torch.log_softmax(logits, -1).gather(1, torch.tensor(PROBE_IDS[1:])[:, None])[:, 0]
-    return json.dumps({"ids": PROBE_IDS, "logprobs": [None, *(float(x) for x in logps)]})
-
-
-def resource(number: int, folder: Path, *, probe: str | None = None, sha256: str | None = None) -> Resource:
-    found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    return Resource(
-        name=POLICY,
-        version=number,
-        kind="policy",
-        uri=str(folder),
-        sha256=sha256 or found,
-        parent_version=number - 1 or None,
-        probe=probe or probe_of(folder),
-    )
-
-
-@contextmanager
-def running(loader: LoaderService) -> Generator[Future[None]]:
-    """A loader on a thread; its error, if it had one, is the future's."""
-    stop, done = threading.Event(), Future[None]()
-
-    def run() -> None:
-        try:
-            loader.run(stop)
-        except Exception as error:  # noqa: BLE001 - the test asks the future for it
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield done
-    finally:
-        stop.set()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-
-
-def beats(settings: Settings) -> list[Worker]:
-    """All heartbeats so far."""
-    with closing(Reader(settings, "beats")) as reader, closing(Registry(settings.registry_url)) as registry:
-        decoder = Decoder(registry)
-        reader.assign_topics([topics.WORKERS])
-        ends, out = reader.ends(), list[Worker]()
-        while not reader.reached(ends):
-            out += [decoder.decode(Worker, m.value, m.headers) for m in reader.poll() if m.value is not None]
-    return out
 
 
 def test_a_published_version_is_served_stamped_and_told(
@@ -311,80 +231,6 @@ def test_a_loader_takes_over_from_one_that_said_goodbye(
         with running(loader):
             until(lambda: loader.served == 1, "version 1 served")  # noqa: B023 - called before the next turn
     assert version(http) == "1"
-
-
-def beat(worker: str, clock: ManualClock, *, held: bool = True) -> Worker:
-    labels = [LEASE_LABEL] if held else []
-    return Worker(worker_id=worker, role="engine", host="http://e:1", labels=labels, beat_ns=clock.now_ns())
-
-
-def test_a_lease_goes_to_the_first_and_to_another_only_after_silence() -> None:
-    clock, lease = ManualClock(), Lease("http://e:1")
-
-    def holder() -> str | None:
-        return None if lease.holder is None else lease.holder.worker_id
-
-    assert lease.free(clock.now_ns())
-    lease.see(beat("a", clock))
-    lease.see(beat("b", clock))
-    assert holder() == "a"
-    clock.advance(LEASE_S)
-    assert not lease.free(clock.now_ns())
-    lease.see(beat("b", clock))
-    assert holder() == "a"
-    clock.advance(0.1)
-    assert lease.free(clock.now_ns())
-    lease.see(beat("b", clock))
-    assert holder() == "b"
-    lease.see(beat("a", clock))
-    assert holder() == "b"
-    lease.see(beat("a", clock, held=False))
-    assert holder() == "b"
-    lease.see(beat("b", clock, held=False))
-    assert holder() is None
-
-
-def test_other_engines_and_roles_have_no_say_in_a_lease() -> None:
-    clock, lease = ManualClock(), Lease("http://e:1")
-    lease.see(replace(beat("a", clock), host="http://e:2"))
-    lease.see(replace(beat("a", clock), role="worker"))
-    assert lease.holder is None
-
-
-def made(number: int, epoch: int = 1) -> Resource:
-    return Resource(name=POLICY, version=number, kind="policy", uri=f"/w/{number}", epoch=epoch)
-
-
-def test_the_newest_writer_decides_which_version_is_wanted() -> None:
-    versions = Versions(POLICY)
-    assert versions.wanted(None) is None
-    for record in (made(1), made(2), made(3, epoch=2), made(4, epoch=1)):  # 4 came from a trainer that was fenced
-        versions.see(record)
-    assert versions.wanted(2) == made(3, epoch=2)
-    assert versions.wanted(3) is None
-
-
-def test_a_refused_version_gives_way_to_the_last_good_one() -> None:
-    versions = Versions(POLICY)
-    versions.see(made(1))
-    versions.good(made(1))
-    versions.see(made(2))
-    versions.refuse(made(2))
-    assert versions.wanted(1) is None
-    assert versions.wanted(None) == made(1)
-    versions.refuse(made(1))  # its folder is gone
-    assert versions.wanted(None) is None
-    versions.see(made(3))
-    assert versions.wanted(None) == made(3)
-
-
-def test_the_first_record_of_a_version_wins() -> None:
-    versions = Versions(POLICY)
-    versions.see(made(1))
-    versions.see(replace(made(1), created_ns=5))  # the same again
-    with pytest.raises(ConflictingResource, match="never reused"):
-        versions.see(replace(made(1), uri="/elsewhere"))
-    assert versions.newest == made(1)
 
 
 def test_a_conflicting_version_is_quarantined_and_not_loaded(
