@@ -73,7 +73,7 @@ FLAGS: dict[str, str] = {
     "bad_packing": "a call whose packed ids are no whole numbers",
     "late_unassembled": "an event that came too late to be put in",
     "bounded": "closed by a bound on spans, bytes or open attempts",
-    "failed": "the attempt failed",
+    "failed": "the attempt is over and did not succeed",
     "context_overflow": "a call was refused because its prompt was too long",
 }
 

@@ -251,9 +251,9 @@ class Assembler:
         if bounded or digest != attempt.emitted:
             trajectory = build(attempt, self.policy.rules, digest, bounded=bounded)
             self.counts["emitted" if attempt.emitted is None else "revisions"] += 1
-            self.counts["drift"] += trajectory.drift
-            self.counts["conflicts"] += attempt.conflicts()
-            self.counts["orphaned"] += "orphaned" in trajectory.flags
+            found = attempt.findings(trajectory)
+            self.counts.update(found - attempt.counted)  # once, however many revisions tell of it
+            attempt.counted = found
             attempt.emitted = digest
             assembly = assembly_of(attempt, trajectory, now_ns, dropped=bounded)
             part.remember(assembly)

@@ -25,8 +25,11 @@ class AssemblyRules:
 
     choices: ChoiceRule = "used"  # of n > 1: the one the agent went on from, or all
     steps: StepRule = "sum"  # several step rewards of one call: added up, or the last one counts
-    failed: Literal["keep_partial", "drop"] = "keep_partial"  # calls of a failed attempt; kept, or in no row
-    """Kept by default: a failure of the agent's own doing gets its task's failure reward and must be learned from."""
+    failed: Literal["keep_partial", "drop"] = "keep_partial"
+    """Calls of an attempt that did not succeed (failed, timeout, ...): kept and flagged, or in no row.
+
+    Kept by default: a failure of the agent's own doing gets its task's failure reward and must be learned from.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str, *, bounded: b
     nodes = attempt.latest_spans()
     tree = Tree(nodes)
     end = None if attempt.end is None else attempt.end.end
-    found = _calls(nodes, rules, failed=end is not None and end.status == "failed")
+    found = _calls(nodes, rules, failed=attempt.failed)
     joined = stitch(_drawn(found, tree))
     order = call_order(found.nodes, joined.follows, tree)
     position = {index: k for k, index in enumerate(order)}
@@ -193,7 +196,7 @@ def _flags(attempt: OpenAttempt, tree: Tree, calls: Sequence[SpanNode], reasons:
         "no_llm_calls": not calls,
         "conflict": attempt.conflicts() > 0,
         "skew": tree.skewed(),
-        "failed": attempt.end is not None and attempt.end.end.status == "failed",
+        "failed": attempt.failed,
         "context_overflow": attempt.end is not None and attempt.end.end.error_type == "context_overflow",
     }
     return flags | {flag for flag, is_set in found.items() if is_set}

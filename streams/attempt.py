@@ -9,8 +9,10 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..schemas.records import Reward
+from ..schemas.records import Reward, Trajectory
 from .nodes import EndNode, RewardNode, SpanNode
+
+SUCCESS = {"succeeded", "unknown"}  # unknown: a status of a newer writer, about which nothing can be said
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class OpenAttempt:
     dirty: bool = False  # changed since it was last emitted
     dirty_ns: int = 0  # since when
     emitted: str | None = None  # digest of the last revision
+    counted: Counter[str] = field(default_factory=Counter[str])  # drift, conflicts, ... of the last revision
     deadline_ns: int | None = None
 
     def add_span(self, node: SpanNode) -> bool:
@@ -121,6 +124,11 @@ class OpenAttempt:
         return self.end is not None and self.sent_rewards[self.end.producer] < (self.end.end.reward_count or 0)
 
     @property
+    def failed(self) -> bool:
+        """It is over and did not succeed: failed, timed out, cancelled, ..."""
+        return self.end is not None and self.end.end.status not in SUCCESS
+
+    @property
     def complete(self) -> bool:
         """All that was announced is there."""
         return self.end is not None and not (self.absent or self.spans_missing or self.rewards_missing)
@@ -140,6 +148,10 @@ class OpenAttempt:
         """Spans and rewards that one id tells differently."""
         spans = sum(_conflicting(v) for v in self.spans.values() if len(v) > 1)
         return spans + sum(len({(r.reward.value, r.reward.span_id) for r in v}) > 1 for v in self.rewards.values())
+
+    def findings(self, trajectory: Trajectory) -> Counter[str]:
+        """What is counted of a revision of it: calls that drifted, conflicts, 1 where a parent never came."""
+        return Counter(drift=trajectory.drift, conflicts=self.conflicts(), orphaned=int("orphaned" in trajectory.flags))
 
     def digest(self) -> str:
         """sha256 over the set of events, in hex; independent of order, duplicates and offsets."""

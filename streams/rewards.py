@@ -42,14 +42,15 @@ def by_time(reward: Reward) -> tuple[int, str]:
 def final_reward(rewards: Sequence[Reward], end: AttemptEnd | None) -> float | None:
     """The attempt's final reward: of several the newest named "reward", else the newest; null = none, not 0.
 
-    A failure of class agent without any gets the failure reward of its task.
+    A failure of class agent without any gets the failure reward of its task, unless that is no number.
     """
     given = [
         (r.name == PRIMARY_NAME, *by_time(r), v) for r in rewards if r.scope == "final" and (v := scalar(r)) is not None
     ]
     if given:
         return max(given)[-1]
-    return end.context.failure_reward if end is not None and end.failure_class == "agent" else None
+    failure = end.context.failure_reward if end is not None and end.failure_class == "agent" else None
+    return failure if failure is not None and math.isfinite(failure) else None
 
 
 def place(

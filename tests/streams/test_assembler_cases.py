@@ -1,0 +1,174 @@
+"""Attempts whose events come in any order, twice, contradictory or not at all: the cases that people reported."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from events import Bench, batch, end, llm, rew, span, span_id
+
+from spanloop.schemas.packed import unpack_ids
+from spanloop.schemas.records import AttemptContext, EndStatus, SpanBatch, Trajectory, Usage
+from spanloop.schemas.semconv import AGENT
+from spanloop.streams.assembly import AssemblyRules
+from spanloop.streams.messages import Late, Policy, Reread
+
+
+def ids(found: Trajectory) -> list[list[int]]:
+    return [unpack_ids(row.token_ids) for row in found.rows]
+
+
+def placed(found: Trajectory) -> Trajectory:
+    """A trajectory without the offsets of its calls, which are what the order of arrival is."""
+    return replace(found, calls=[replace(call, offset=0) for call in found.calls])
+
+
+def test_an_orphaned_call_is_one_triplet_after_the_grace_and_the_attempt_is_done() -> None:  # SP-1
+    bench = Bench()
+    bench.give(batch(llm("s1", [1, 2], [3], parent="s0")), rew(1.0), batch(end=end()))
+    assert bench.trajectories() == []
+    bench.wait(2.0)
+    (found,) = bench.trajectories()
+    assert (ids(found), [c.credit for c in found.calls], found.flags) == ([[1, 2, 3]], [1.0], ["orphaned"])
+    assert bench.committable() == {"spans": 2, "rewards": 1}
+    assert bench.assembler.open_attempts == 0
+    bench.give(batch(span("s0")))
+    assert (ids(bench.last()), bench.last().flags, bench.last().revision) == ([[1, 2, 3]], [], 3)
+    assert bench.assembler.counts["orphaned"] == 1
+
+
+SPANS = [
+    span("s0", None, 0, 900, seq=0),
+    span("s1", "s0", 1, 800, seq=1, attrs={AGENT: "a"}),
+    span("s2", "s1", 2, 700, seq=2),
+    llm("s3", [1], [2], parent="s2", seq=3),
+]
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_every_order_of_arrival_gives_the_trajectory_of_the_order_of_emission(position: int) -> None:  # SP-2
+    seen: list[Trajectory] = []
+    for order in itertools.permutations(range(4)):
+        bench = Bench()
+        records: list[SpanBatch] = [batch(SPANS[i]) for i in order]
+        records.insert(position, batch(end=end(span_count=4)))
+        bench.give(*records)
+        seen.append(placed(bench.last()))
+    assert len(seen) == 24
+    assert all(found == seen[0] for found in seen)  # the first is the order s0, s1, s2, s3
+    assert (ids(seen[0]), seen[0].calls[0].agent_path) == ([[1, 2]], "a")
+    assert (seen[0].revision, seen[0].span_count, seen[0].flags) == (4, 4, ["unrewarded"])
+
+
+@pytest.mark.parametrize("waited_s", [1.0, 6.0, 40.0])
+def test_a_call_of_another_producer_behind_the_end_marker_is_in_the_one_revision_that_counts(
+    waited_s: float,
+) -> None:  # SP-3
+    bench = Bench(Policy(grace_s=5.0))
+    filler = [batch(span(f"f{i}", seq=i), attempt="at-0", begin=i == 0) for i in range(9)]
+    first = batch(llm("s1", [1], [2]), begin=True)
+    bench.give(*filler, first, batch(end=end(span_count=1)))
+    assert bench.spans == 11  # the end marker has offset 10
+    bench.wait(waited_s)
+    new = bench.give(batch(llm("s2", [1, 2, 3], [4], seq=1), producer="gateway"))
+    if waited_s == 40.0:  # its events are no longer held: they are read again
+        assert new == [Reread(0, "ro-1", "at-1", 9, None)]
+        for record, offset in ((first, 9), (batch(end=end(span_count=1)), 10)):
+            bench.assembler.restore(replace(bench.message(record), offset=offset))
+        bench.out += bench.assembler.restored("at-1", bench.now)
+    found = bench.last()
+    assert (ids(found), found.revision, found.calls[1].offset) == ([[1, 2, 3, 4]], 2, 11)
+    counting = {t.attempt_id: t for t in sorted(bench.trajectories(), key=lambda t: t.revision)}
+    assert {t.attempt_id: t.revision for t in counting.values()} == {"at-1": 2}
+
+
+def test_a_call_behind_the_end_marker_whose_attempt_is_gone_is_flagged_and_makes_no_second_trajectory() -> None:  # SP-3
+    bench = Bench(Policy(grace_s=5.0))
+    bench.give(batch(llm("s1", [1], [2]), begin=True), batch(end=end(span_count=1)))
+    bench.wait(40.0)
+    bench.give(batch(llm("s2", [1, 2, 3], [4], seq=1), producer="gateway"))
+    new = bench.assembler.restored("at-1", bench.now, lost=True)
+    assert [type(o) for o in new] == [Late]
+    assert [(t.attempt_id, t.revision) for t in bench.trajectories()] == [("at-1", 1)]
+
+
+def test_a_call_whose_host_is_behind_keeps_its_reward_and_is_flagged() -> None:  # TR-4
+    bench = Bench()
+    root, child = span("s0", None, 0, 1000), llm("s1", [1], [2], parent="s0", start=-500, end=-200)
+    bench.give(batch(root, begin=True), batch(child, producer="b"), rew(1.0, created=1100), batch(end=end()))
+    (found,) = bench.trajectories()
+    assert (ids(found), [c.credit for c in found.calls], found.flags) == ([[1, 2]], [1.0], ["skew"])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_conflict_is_counted_once_however_many_revisions_tell_of_it(swapped: bool) -> None:  # TR-7
+    bench = Bench()
+    both = [batch(llm("s1", [1], [10], seq=1)), batch(llm("s1", [1], [11], seq=2))]
+    first, second = both[::-1] if swapped else both
+    bench.give(batch(begin=True), first, batch(end=end()), second, rew(1.0), rew(0.5, "s1", rid="rw-2"))
+    assert [ids(t) for t in bench.trajectories()][-3:] == [[[1, 11]]] * 3
+    assert "conflict" in bench.last().flags
+    assert bench.assembler.counts["conflicts"] == 1
+
+
+def test_a_null_attribute_changes_nothing_in_the_triplets() -> None:  # PS-1
+    found: list[Trajectory] = []
+    for attrs in ({"gen_ai.prompt.0.content": None, "k": 1}, {"k": 1}):
+        bench = Bench()
+        bench.give(batch(llm("s1", [1], [2], attrs=attrs), begin=True), rew(1.0), batch(end=end()))
+        found.append(replace(bench.last(), input_digest=""))
+    assert found[0] == found[1]
+    assert ids(found[0]) == [[1, 2]]
+
+
+def test_an_answer_without_tokens_and_one_without_ids_are_excluded_for_different_reasons() -> None:  # SP-19
+    bench = Bench()
+    empty = llm("s1", [1], [], finish_reason="stop", usage=Usage(output=0), seq=1)
+    unknown = llm("s2", [1], None, finish_reason="stop", seq=2)
+    bench.give(batch(empty, unknown, begin=True), rew(1.0), batch(end=end()))
+    assert [(c.span_id, c.excluded) for c in bench.last().calls] == [
+        (span_id("s1"), "empty"),
+        (span_id("s2"), "no_token_ids"),
+    ]
+    assert (bench.last().rows, bench.last().flags) == ([], ["no_token_ids", "empty"])
+
+
+def test_calls_become_rows_and_drift_is_counted_once() -> None:  # SP-13, SP-14, SP-16
+    cases = {
+        "at-13": ([([1, 2], [3, 9]), ([1, 2, 3, 9, 198, 4], [5, 9])], [[1, 2, 3, 9, 198, 4, 5, 9]], 0),
+        "at-14": ([([1], [20, 21]), ([1, 77, 4], [5])], [[1, 20, 21], [1, 77, 4, 5]], 1),
+        "at-16": (
+            [([1], [2]), ([50], [51]), ([1, 2, 3], [4]), ([50, 51, 52], [53])],
+            [[1, 2, 3, 4], [50, 51, 52, 53]],
+            0,
+        ),
+    }
+    bench = Bench()
+    for attempt, (calls, rows, drift) in cases.items():
+        spans = [llm(f"s{i}", p, r, seq=i) for i, (p, r) in enumerate(calls)]
+        bench.give(batch(*spans, attempt=attempt, begin=True, end=end()))
+        bench.give(rew(1.0, rid=attempt, attempt=attempt))
+        found = bench.last(attempt)
+        assert (ids(found), found.drift, found.revision) == (rows, drift, len(calls) + 1)
+    assert list(bench.last("at-13").rows[0].mask) == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert len(bench.last("at-16").calls) / len(bench.last("at-16").rows) == 2.0
+    assert bench.assembler.counts["drift"] == 1
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout", "unresponsive", "cancelled"])
+def test_partial_calls_of_whatever_did_not_succeed_are_kept_and_flagged_or_dropped(status: EndStatus) -> None:  # SP-8
+    spans = [llm("s1", [1], [2], seq=1), llm("s2", [1, 2, 3], None, seq=2, failed=True)]
+    for rules, rows in ((AssemblyRules(), [[1, 2]]), (AssemblyRules(failed="drop"), [])):
+        bench = Bench(Policy(rules=rules))
+        bench.give(batch(*spans, begin=True, end=end(status, failure_class="agent")))
+        assert ids(bench.last()) == rows
+        assert bench.last().flags[-1] == "failed"
+    assert [c.excluded for c in bench.last().calls] == ["failed", "no_token_ids"]
+
+
+def test_a_failure_reward_that_is_no_number_is_none() -> None:  # CA-2
+    bench = Bench()
+    marker = end("failed", failure_class="agent", context=AttemptContext(failure_reward=float("nan")))
+    bench.give(batch(llm("s1", [1], [2]), begin=True, end=marker))
+    assert bench.last().final_reward is None
