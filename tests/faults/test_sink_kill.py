@@ -78,6 +78,8 @@ def test_what_is_stored_does_not_depend_on_kills(kafka_settings: Settings, click
             time.sleep(chance.uniform(0, 0.3))  # anywhere between an insert and what follows it
             assert process.poll() is None
             process.kill()
+    total = ROLLOUTS + 1
+    produce(settings, ROLLOUTS, total)  # something to do for the last one, so that it is up when it is told to stop
     with sink(settings) as process:
         until(lambda: lag.records() == 0 or process.poll() is not None)
         process.terminate()
@@ -85,11 +87,11 @@ def test_what_is_stored_does_not_depend_on_kills(kafka_settings: Settings, click
     lag.close()
     spans = client.query("SELECT span_id, name, sequence FROM v_spans ORDER BY span_id").result_rows
     assert [tuple(s) for s in spans] == [
-        (f"{i:016x}", f"n{i % SPANS_EACH}", i % SPANS_EACH) for i in range(ROLLOUTS * SPANS_EACH)
+        (f"{i:016x}", f"n{i % SPANS_EACH}", i % SPANS_EACH) for i in range(total * SPANS_EACH)
     ]
-    assert client.query("SELECT count(), sum(value) FROM v_rewards").result_rows == [(ROLLOUTS, sum(range(ROLLOUTS)))]
-    assert client.query("SELECT count(), uniqExact(rollout_id) FROM v_ends").result_rows == [(ROLLOUTS, ROLLOUTS)]
+    assert client.query("SELECT count(), sum(value) FROM v_rewards").result_rows == [(total, sum(range(total)))]
+    assert client.query("SELECT count(), uniqExact(rollout_id) FROM v_ends").result_rows == [(total, total)]
     audit = client.query("SELECT sum(records), sum(rows), sum(without_record) FROM v_audit").result_rows
-    assert audit == [(ROLLOUTS * 3, ROLLOUTS * 3, 0)]
+    assert audit == [(total * 3, total * 3, 0)]
     client.command(f"DROP DATABASE {settings.clickhouse_database}", use_database=False)
     client.close()
