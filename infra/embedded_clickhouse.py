@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from types import TracebackType
 import httpx
 
 from ..schemas.errors import Unavailable
+from .process import stop_on_signal
 
 START_TIMEOUT_S = 60.0
 # How long a stop waits for requests under way; SIGKILL follows a little later. Parts are written whole, so that
@@ -96,9 +96,7 @@ def serve(path: Path, port: int, *, with_stdin: bool = False) -> None:
     from .embedded_clickhouse_engine import Engine
     from .embedded_clickhouse_http import ClickHouseServer
 
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signal(second_kills=False)
     engine = Engine(path)
     server = ClickHouseServer(engine, port)
     threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()

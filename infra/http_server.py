@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from ..schemas.errors import ConfigError
+from .process import new_loop
 
 BACKLOG = 2048
 # Longer than clients keep idle connections, so that it is they who close them and no request meets a closing one.
@@ -41,15 +42,6 @@ def url_of(listening: socket.socket) -> str:
     """Where a bound socket is reached."""
     host, port = listening.getsockname()[:2]
     return f"http://{host}:{port}"
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's event loop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:  # there is none for Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 async def serve(

@@ -135,7 +135,7 @@ def failure(settings: Settings, error: KafkaError, who: str, where: str) -> Span
 
 
 def partitions(settings: Settings, topic: Topic) -> int:
-    """How many partitions a topic has, as the settings promise it; `spanloop init` and `doctor` hold them to it."""
+    """How many partitions a topic has, as the settings promise it; `spanloop init` holds them to it."""
     return settings.partitions if topic.spread else 1
 
 

@@ -6,6 +6,7 @@ spanloop --profile local streams          # the addresses of infra/compose.yaml
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,12 +98,10 @@ class Settings(BaseSettings):
 
     def environment(self) -> dict[str, str]:
         """These settings as SPANLOOP_… variables for a child process."""
-        import json
-
-        out: dict[str, str] = {}
-        for name, value in self.model_dump(mode="json").items():
-            out[f"SPANLOOP_{name.upper()}"] = json.dumps(value) if isinstance(value, dict) else str(value)
-        return out
+        return {
+            f"{PREFIX}{name.upper()}": json.dumps(value) if isinstance(value, dict) else str(value)
+            for name, value in self.model_dump(mode="json").items()
+        }
 
     def with_(self, **changes: Any) -> Settings:
         """A copy with some fields changed."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import signal
 import sys
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import TOPICS
@@ -24,8 +22,9 @@ from . import admin
 from .embedded_broker import EmbeddedBroker
 from .embedded_registry import EmbeddedRegistry
 from .kafka_config import partitions as partitions_of_topic
+from .process import LOG_FORMAT, stop_on_signal
 from .real_kafka import RealKafka
-from .settings import Settings
+from .settings import PREFIX, Settings
 
 log = logging.getLogger(__name__)
 
@@ -130,19 +129,12 @@ def _set_aside(path: Path) -> None:
 
 def serve(home: Path, *, kafka: bool = False, prefix: str = "spanloop", partitions: int = 4) -> None:
     """Runs a stack until SIGTERM or SIGINT; writes its addresses as one line of JSON once all is ready."""
-    stop = threading.Event()
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+    stop = stop_on_signal(second_kills=False)
     with EmbeddedStack(home, prefix=prefix, partitions=partitions, kafka=kafka) as stack:
         environment = stack.settings.environment()
         if not kafka:
             sys.stderr.write(EMBEDDED_NOTE.format(bootstrap=stack.settings.bootstrap) + "\n")
-        addresses = {key: environment[key] for key in (f"SPANLOOP_{name.upper()}" for name in ADDRESSES)}
+        addresses = {key: environment[key] for key in (f"{PREFIX}{name.upper()}" for name in ADDRESSES)}
         sys.stdout.write(json.dumps(addresses) + "\n")
         sys.stdout.flush()
         while not stop.wait(POLL_S):  # a bare wait() would hold signals back on some platforms
@@ -159,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prefix", default="spanloop", help="of topics, groups and subjects")
     parser.add_argument("--partitions", type=int, default=4, help="of the topics that are spread")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         serve(chosen.home, kafka=chosen.kafka, prefix=chosen.prefix, partitions=chosen.partitions)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import cast
 
-from ..infra.http_server import App, bind, new_loop, serve, url_of
+from ..infra import process
+from ..infra.http_server import App, bind, serve, url_of
 from ..infra.kafka import wait_for_broker
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
@@ -89,7 +88,7 @@ class GatewayService:
         follow_stop = threading.Event()
         thread = threading.Thread(target=self._follow, args=(follower, follow_stop), name="gateway-follower")
         thread.start()
-        loop = new_loop()
+        loop = process.new_loop()
         try:
             loop.run_until_complete(self._serve(stop, follower, producer))
         finally:
@@ -147,15 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policy = GatewayPolicy(
         upstream_url=chosen.upstream_url, upstream_key=chosen.upstream_key, upstream_policy=chosen.upstream_policy
     )
-    stop = threading.Event()
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        stop.set()
-
-    signal.signal(signal.SIGTERM, asked)
-    signal.signal(signal.SIGINT, asked)
-    GatewayService(Settings(), host=chosen.host, port=chosen.port, policy=policy).run(stop)
+    process.main(lambda: GatewayService(Settings(), host=chosen.host, port=chosen.port, policy=policy))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
 from importlib.metadata import version
-from types import FrameType
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
+from ..infra import process
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Message, Reader
 from ..infra.producer import Producer
@@ -27,7 +26,7 @@ from ..infra.quarantine import Quarantine
 from ..infra.registry import Registry
 from ..infra.settings import Settings
 from ..schemas import ids
-from ..schemas.errors import BackPressure, DeliveryFailed, Unavailable
+from ..schemas.errors import BackPressure, DeliveryFailed
 from ..schemas.records import Assignment, Resource, Worker
 from ..schemas.serde import Decoder
 from ..schemas.topics import ASSIGNMENTS, RESOURCES, partition_of
@@ -215,7 +214,7 @@ class WorkerService:
             log.warning("the goodbye may be lost: %s", error)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs a worker as a process of its own until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="python -m spanloop.producers.worker", description=main.__doc__)
     parser.add_argument("agent", help="package.module:name or path/to/file.py:name")
@@ -224,31 +223,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="", help="stable label")
     parser.add_argument("--label", action="append", default=[], help="what tasks may require; repeatable")
     options = parser.parse_args(argv)
-    stop = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    service = WorkerService(
-        Settings(),
-        resolve(options.agent),
-        slots=options.slots,
-        prefetch=options.prefetch,
-        name=options.name,
-        labels=options.label,
+    process.main(
+        lambda: WorkerService(
+            Settings(),
+            resolve(options.agent),
+            slots=options.slots,
+            prefetch=options.prefetch,
+            name=options.name,
+            labels=options.label,
+        )
     )
-    try:
-        service.run(stop)
-    except Unavailable as error:
-        log.error("%s", error)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # else it tells of every schema it looks up
-    sys.exit(main())
+    main()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from spanloop import __version__
+from spanloop.infra.process import LOG_FORMAT
 from spanloop.infra.settings import LOCAL, Profile, Settings
 from spanloop.schemas.errors import ConfigError, SpanloopError
 
@@ -33,9 +33,7 @@ def common(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the parts do.")] = False,
 ) -> None:
     """Settings come from these options, SPANLOOP_… variables and spanloop.toml, in this order."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format=LOG_FORMAT)
     given: dict[str, Any] = {
         "profile": profile,
         "bootstrap": bootstrap,
@@ -49,10 +47,7 @@ def common(
 
 def settings_of(context: typer.Context, *needed: str) -> Settings:
     """The settings, with those that a command needs checked. Raises ConfigError naming the one that is missing."""
-    try:
-        settings = Settings(**context.obj)
-    except ValidationError as error:
-        raise ConfigError(f"settings: {error}") from error
+    settings = Settings(**context.obj)
     for name in needed:
         if not getattr(settings, name):
             raise ConfigError(

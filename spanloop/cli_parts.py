@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from spanloop.cli import app, out, settings_of
-from spanloop.parts import Together, run_until_signalled
+from spanloop.infra.process import run_until_signalled
+from spanloop.parts import Together
 from spanloop.schemas.errors import ConfigError
 
 

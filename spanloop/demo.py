@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from spanloop.demo_parts import Plan, Running
 from spanloop.demo_report import finish
 from spanloop.demo_view import Monitor, View
 from spanloop.infra.producer import Producer
+from spanloop.infra.real_kafka import free_port
 from spanloop.infra.settings import Settings
 from spanloop.infra.stack import EmbeddedStack
 from spanloop.schemas import ids
@@ -174,10 +174,3 @@ def enqueue(settings: Settings, config: DemoConfig) -> None:
                 )
             )
     producer.close()
-
-
-def free_port() -> int:
-    """A port on loopback that nobody holds at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -16,22 +16,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO
 
+from spanloop.infra.process import Part
 from spanloop.infra.settings import Settings
 
 log = logging.getLogger(__name__)
 
 # What a part may take to flush and leave; the whole program promises five seconds.
 STOP_TIMEOUT_S = 4.0
-
-
-class Part(Protocol):
-    """A long-lived part of the loop."""
-
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set, then flushes and returns. Raises on trouble that it cannot bear."""
-        ...
 
 
 class PartFailed(RuntimeError):
@@ -126,21 +119,6 @@ class Processes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def run_until_signalled(part: Part) -> None:
-    """Runs one part as this process: SIGTERM and SIGINT stop it, a second one ends the process at once."""
-    stop = threading.Event()
-
-    def ask(signum: int, frame: object) -> None:
-        del frame
-        if stop.is_set():
-            os._exit(128 + signum)
-        stop.set()
-
-    signal.signal(signal.SIGTERM, ask)
-    signal.signal(signal.SIGINT, ask)
-    part.run(stop)
 
 
 class Together:

@@ -24,6 +24,7 @@ from typing import cast
 from ..infra.clock import Clock
 from ..infra.kafka import Message as Raw
 from ..infra.kafka import Names, Position, lost
+from ..infra.process import new_loop
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import BIG_MAX_BYTES, REWARDS, SPANS
@@ -127,7 +128,7 @@ class AssemblerApp(App):
         if numbers["spans"] != numbers["rewards"]:
             raise ConfigError(
                 f"assigned partitions {numbers['spans']} of spans and {numbers['rewards']} of rewards; they must be "
-                "the same: do both topics have as many partitions? (`spanloop doctor`)"
+                "the same: do both topics have as many partitions? (`spanloop init` says)"
             )
         self.add_future(self._take_over(numbers["spans"], self._generation))
 
@@ -246,7 +247,7 @@ class AssemblerService:
 
     def run(self, stop: threading.Event) -> None:
         """Assembles until `stop` is set. Raises what the app crashed with: DataLost, DeliveryFailed, ..."""
-        loop = new_event_loop()
+        loop = new_loop()
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(self._main(stop))
@@ -269,15 +270,6 @@ class AssemblerService:
         if app.crash_reason is not None:
             raise app.crash_reason
         starting.result()
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed: Faust runs a sixth faster on it."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def __getattr__(name: str) -> AssemblerApp:

@@ -8,14 +8,13 @@ python -m spanloop.streams.controller_shell      settings from SPANLOOP_…
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from dataclasses import replace
-from types import FrameType
 
 from confluent_kafka import KafkaException, TopicPartition
 
+from ..infra import process
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import METADATA_TIMEOUT_S, Member, Message, Names, Position, wait_for_broker
 from ..infra.producer import Producer
@@ -173,16 +172,7 @@ def _close(producer: Producer) -> None:
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    stop = threading.Event()
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        stop.set()
-
-    signal.signal(signal.SIGTERM, leave)
-    signal.signal(signal.SIGINT, leave)
-    ControllerService(Settings()).run(stop)
+    process.main(lambda: ControllerService(Settings()))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ import aiohttp
 from spanloop.infra import admin
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.embedded_registry import EmbeddedRegistry
-from spanloop.infra.http_server import bind, new_loop, url_of
+from spanloop.infra.http_server import bind, url_of
 from spanloop.infra.kafka import partitions
+from spanloop.infra.process import new_loop
 from spanloop.infra.producer import Producer
 from spanloop.infra.settings import Settings
 from spanloop.schemas.records import Attempt
