@@ -1,0 +1,165 @@
+"""What the sink refuses, and what it must not: framing, schemas, garbled bodies, tombstones."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+from uuid import UUID
+
+import fastavro
+import pytest
+from sink_rig import Lab
+
+from spanloop.infra.kafka import Message
+from spanloop.schemas.errors import ConfigError, TooManyDeadLetters
+from spanloop.schemas.serde import (
+    SCHEMA_ID_HEADER,
+    LocalSchemas,
+    encode_body,
+    fingerprint,
+    frame,
+    local_ids,
+    schema_json,
+    to_dict,
+)
+
+# fastavro's stubs stop short
+write = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
+
+
+def bad(topic: str, offset: int, value: bytes) -> Message:
+    return Message(topic, 0, offset, b"ro-1", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"\x01\x02\x03", "bad_framing"),
+        (struct.pack(">bI", 0, 4_000_000) + b"body", "unknown_schema_id"),
+        (b'{"rollout_id":"ro-1"}', "bad_framing"),
+    ],
+)
+def test_one_poisoned_record_among_a_thousand_is_quarantined_alone(
+    lab: Lab, value: bytes, reason: str
+) -> None:  # SP-22
+    messages = [lab.message(lab.batch(lab.span(f"{i:016x}"))) for i in range(1001)]
+    messages[500] = bad("spans", 500, value)
+    lab.sink().write(messages)
+    assert lab.one("SELECT count() FROM v_spans") == 1000
+    assert [(d.topic, d.partition, d.offset, d.reason, d.raw) for d in lab.letters.sent] == [
+        ("spans", 0, 500, reason, value)
+    ]
+    assert lab.rows("SELECT records, rows, quarantined FROM v_audit") == [(1001, 1000, 1)]
+
+
+@pytest.mark.parametrize("kind", ["cut", "random", "empty"])
+def test_a_body_that_clickhouse_cannot_read_is_found_and_its_neighbours_are_stored(
+    lab: Lab, kind: str
+) -> None:  # CH-13
+    messages = [lab.message(lab.batch(lab.span(f"{i:016x}"))) for i in range(1000)]
+    good = messages[321].value or b""
+    body = {"cut": good[5 : len(good) // 2], "random": random.Random(1).randbytes(300), "empty": b""}[kind]
+    messages[321] = bad("spans", 321, good[:5] + body)
+    lab.sink().write(messages)
+    stored = {int(i, 16) for (i,) in lab.rows("SELECT span_id FROM v_spans")}
+    assert stored == set(range(1000)) - {321}
+    assert [(d.offset, d.reason) for d in lab.letters.sent] == [(321, "insert_rejected")]
+    assert "Code:" in lab.letters.sent[0].message
+
+
+def test_a_body_with_bytes_left_over_does_not_shift_the_next_one(lab: Lab) -> None:
+    messages = [lab.message(lab.batch(lab.span(f"{i:016x}"))) for i in range(3)]
+    messages[1] = bad("spans", 1, (messages[1].value or b"") + b"\x02\x02")
+    lab.sink().write(messages)
+    assert lab.rows("SELECT span_id, k_offset FROM v_spans ORDER BY k_offset") == [(f"{i:016x}", i) for i in range(3)]
+
+
+def test_more_bad_neighbours_than_the_limit_stop_the_sink(lab: Lab) -> None:
+    lab.limit = 5
+    scattered = [lab.message(lab.batch(lab.span(f"s{i}"))) for i in range(20)]
+    for i in range(0, 20, 2):
+        scattered[i] = bad("spans", i, b"?")
+    lab.sink().write(scattered)
+    assert len(lab.letters.sent) == 10
+    with pytest.raises(TooManyDeadLetters):
+        lab.sink().write([bad("spans", 20 + i, b"?") for i in range(6)])
+
+
+def test_missing_tables_stop_the_sink_instead_of_refusing_records(lab: Lab) -> None:
+    sink = lab.sink()
+    sink.write([lab.message(lab.batch(lab.span()))])
+    for table in lab.rows("SHOW TABLES LIKE 'landing_spans%'"):
+        lab.client.command(f"DROP TABLE `{table[0]}`")
+    with pytest.raises(ConfigError, match="spanloop init"):
+        sink.write([lab.message(lab.batch(lab.span()))])
+    assert lab.letters.sent == []
+
+
+# --- framing, tombstones, versions of schemas
+
+
+def test_schema_ids_in_headers_are_understood(lab: Lab) -> None:
+    class ByGuid(LocalSchemas):
+        def schema(self, schema_id: int | str) -> str:
+            return super().schema(local_ids()["spans"] if schema_id == str(UUID(int=7)) else schema_id)
+
+    by_id = (SCHEMA_ID_HEADER, struct.pack(">bI", 0, local_ids()["spans"]))
+    by_guid = (SCHEMA_ID_HEADER, b"\x01" + UUID(int=7).bytes)
+    messages = [
+        Message("spans", p, 0, b"ro-1", encode_body(lab.batch(lab.span(f"s{p}"))), [header])
+        for p, header in enumerate((by_id, by_guid))
+    ]
+    lab.sink(ByGuid()).write(messages)
+    assert lab.rows("SELECT span_id, k_partition FROM spans ORDER BY ALL") == [("s0", 0), ("s1", 1)]
+
+
+def test_a_tombstone_has_its_own_table(lab: Lab) -> None:
+    lab.sink().write([Message("assemblies", 2, 9, b"at-1", None, timestamp_ms=1_760_000_000_123)])
+    stored = lab.rows("SELECT topic, key, k_partition, k_offset, toUnixTimestamp64Milli(at) FROM tombstones")
+    assert stored == [("assemblies", "at-1", 2, 9, 1_760_000_000_123)]
+    assert lab.rows("SELECT records, rows, tombstones FROM v_audit") == [(1, 0, 1)]
+
+
+def test_an_older_writer_lands_beside_a_newer_one_with_the_readers_defaults(lab: Lab) -> None:
+    older = json.loads(schema_json(type(lab.batch())))
+    spans = next(f for f in older["fields"] if f["name"] == "spans")["type"]["items"]
+    spans["fields"] = [f for f in spans["fields"] if f["name"] not in ("kind", "links", "call", "dropped_links")]
+    older["fields"] = [f for f in older["fields"] if f["name"] not in ("begin", "end")]
+    text = json.dumps(older, separators=(",", ":"))
+
+    class Both(LocalSchemas):
+        def schema(self, schema_id: int | str) -> str:
+            return text if schema_id == 99 else super().schema(schema_id)
+
+    value = frame(99, _old_body(older, lab.batch(lab.span("old"))))
+    newer = replace(lab.message(lab.batch(lab.span("new", kind="client"))), offset=1)
+    lab.sink(Both()).write([bad("spans", 0, value), newer])
+    assert lab.letters.sent == []
+    rows = lab.rows("SELECT span_id, kind, links, is_call, k_offset FROM v_spans ORDER BY k_offset")
+    assert rows == [("old", "internal", "[]", False, 0), ("new", "client", "[]", False, 1)]
+    tokens = lab.one("SELECT tokens FROM ingest_log")
+    assert sorted(tokens) == sorted(
+        [f"spans:0:0-0:{fingerprint(text)}", f"spans:0:1-1:{fingerprint(schema_json(type(lab.batch())))}"]
+    )
+
+
+def _old_body(schema: Any, record: Any) -> bytes:
+    out = io.BytesIO()
+    write(out, schema, to_dict(record))
+    return out.getvalue()
+
+
+def test_a_schema_that_clickhouse_cannot_hold_is_quarantined(lab: Lab) -> None:
+    odd = json.dumps({"type": "record", "name": "Odd", "fields": [{"name": "x", "type": ["null", "long", "string"]}]})
+
+    class Odd(LocalSchemas):
+        def schema(self, schema_id: int | str) -> str:
+            return odd if schema_id == 99 else super().schema(schema_id)
+
+    lab.sink(Odd()).write([bad("spans", 0, frame(99, b"\0"))])
+    assert [d.reason for d in lab.letters.sent] == ["unsupported"]
