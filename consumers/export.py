@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO
 
@@ -15,8 +18,12 @@ from ..schemas.serde import Decoder, fingerprint, schema_json, split
 from ..schemas.topics import TOPICS
 from .avro_container import Container
 
+log = logging.getLogger(__name__)
+
 MAX_RECORDS = 2000
 POLL_S = 0.2
+# How long nothing may come while the end of a topic is not reached; a part has four seconds to leave.
+SILENCE_S = 3.0
 
 
 class ExportService:
@@ -34,19 +41,28 @@ class ExportService:
     def run(self, stop: threading.Event) -> None:
         """Works until stopped, then reads on to the end of every topic."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._decoder = Decoder(Registry(self._settings.registry_url))
-        reader = Reader(self._settings, "export")
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            self._decoder = Decoder(stack.enter_context(closing(Registry(self._settings.registry_url))))
+            reader = stack.enter_context(closing(Reader(self._settings, "export")))
             reader.assign_topics(list(TOPICS.values()))
             while not stop.is_set():
                 self._append(reader.poll(MAX_RECORDS, POLL_S))
-            ends = reader.ends()
-            while not reader.reached(ends) and (last := reader.poll(MAX_RECORDS, POLL_S)):
-                self._append(last)
-        finally:
-            reader.close()
-            for file, _ in self._files.values():
-                file.close()
+            self._read_on(reader)
+
+    def _read_on(self, reader: Reader) -> None:
+        ends, heard = reader.ends(), time.monotonic()
+        while not reader.reached(ends):
+            if messages := reader.poll(MAX_RECORDS, POLL_S):
+                self._append(messages)
+                heard = time.monotonic()
+            elif time.monotonic() - heard > SILENCE_S:
+                log.warning("the export ends before the topics do: nothing came for %g s", SILENCE_S)
+                return
+
+    def _close(self) -> None:
+        for file, _ in self._files.values():
+            file.close()
 
     def _append(self, messages: list[Message]) -> None:
         blocks: dict[str, list[tuple[int, int, bytes]]] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -28,13 +29,12 @@ def topic_named(name: str) -> Topic:
     return TOPICS[name]
 
 
-def live(settings: Settings, name: str, *, beginning: bool = False) -> Iterator[dict[str, Any]]:
+def live(settings: Settings, name: str, *, beginning: bool = False) -> Generator[dict[str, Any]]:
     """Every record of a topic from now on, or from its first one; never ends by itself."""
     topic = topic_named(name)
     wait_for_broker(settings)
-    decoder = Decoder(Registry(settings.registry_url))
-    reader = Reader(settings, "tail")
-    try:
+    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "tail")) as reader:
+        decoder = Decoder(registry)
         reader.assign_topics([topic], OFFSET_BEGINNING if beginning else OFFSET_END)
         while True:
             for m in reader.poll(timeout_s=0.2):
@@ -45,8 +45,6 @@ def live(settings: Settings, name: str, *, beginning: bool = False) -> Iterator[
                     yield {**line, "error": str(error)}
                     continue
                 yield {**line, "record": readable(value)}
-    finally:
-        reader.close()
 
 
 def exported(home: Path, name: str) -> Iterator[dict[str, Any]]:
