@@ -143,7 +143,12 @@ def select(target: Target, writer: Schema, reader: Schema, columns: Mapping[str,
     query = "SELECT\n" + ",\n".join(parts) + "\nFROM {landing}"
     if explode:
         query += "\nARRAY JOIN\n" + ",\n".join(f"  {value} AS {name}" for value, name in exploded.items())
-    return query + (f"\nWHERE {sql(target.where)}" if target.where else "")
+    return query + (f"\nWHERE {PLACE.sub(lambda m: _landed(place(m[1])), target.where)}" if target.where else "")
+
+
+def _landed(value: str) -> str:
+    """A landed column by its full name: a bare one in WHERE would be the selected column that is called the same."""
+    return f"{{landing}}.{value}" if value.startswith("`") else value
 
 
 def _template(target: Target, column: str, reader: Schema, elements: Mapping[str, str]) -> str:
