@@ -1,0 +1,103 @@
+"""Answers as engines were seen to send them, letter by letter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gateway_rig import MakeRig
+
+from spanloop.infra.scripted_engine import Streamed, Whole
+from spanloop.schemas.packed import unpack_ids
+from spanloop.schemas.spans import ModelCall, Usage
+
+STOP: dict[str, Any] = {"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]}  # without an index
+USAGE = {"prompt_tokens": 26, "completion_tokens": 3}
+USAGE_CHUNK: dict[str, Any] = {"choices": [], "usage": USAGE}
+ODD_CHUNK: dict[str, Any] = {"choices": [{"index": 0, "delta": {}}], "usage": USAGE}
+
+
+def chunk(content: str, *ids: int, **top: object) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": content}, "token_ids": list(ids)}], **top}
+
+
+ABC = [chunk("a", 10, prompt_token_ids=[1, 2]), chunk("b", 11), chunk("c", 12)]
+
+
+def stored(call: ModelCall) -> dict[str, Any]:
+    return json.loads(call.response or "")["choices"][0]
+
+
+def sent(stream: bytes) -> list[str]:
+    return [part.removeprefix(b"data: ").decode() for part in stream.split(b"\n\n") if part]
+
+
+@pytest.mark.parametrize("last", [USAGE_CHUNK, ODD_CHUNK])
+def test_a_trailing_usage_chunk_behind_a_finish_without_index_counts_once(
+    rig: MakeRig, last: dict[str, Any]
+) -> None:  # GW-2
+    raw = b"data: " + json.dumps(last).encode() + b"\n\n"
+    r = rig(Streamed([*ABC, STOP, raw, "[DONE]"]))
+    got = r.post(stream=True, stream_options={"include_usage": True})
+    finish, usage, done = sent(got.content)[3:]
+    assert (json.loads(finish), json.loads(usage), done) == (STOP, last, "[DONE]")
+    assert raw in got.content
+    (call,) = r.broker.calls()
+    assert call.usage == Usage(input=26, output=3)
+    assert unpack_ids(call.response_ids or b"") == [10, 11, 12]
+    assert stored(call) == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "abc"},
+        "finish_reason": "stop",
+    }
+
+
+def test_a_tool_call_without_role_type_and_content_is_passed_on_and_asked_again_as_it_came(
+    rig: MakeRig,
+) -> None:  # GW-4
+    message: dict[str, Any] = {
+        "content": None,
+        "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": '{"a":1}'}}],
+    }
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls", "token_ids": list(range(12))}
+    r = rig(Whole({"prompt_token_ids": [1, 2, 3], "choices": [choice]}))
+    assert r.post().json()["choices"][0]["message"] == message
+    (call,) = r.broker.calls()
+    assert unpack_ids(call.response_ids or b"") == list(range(12))
+    assert stored(call)["message"]["content"] is None
+    assert stored(call)["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
+    history = [{"role": "user", "content": "hi"}, {"role": "assistant", **message}]
+    for turn in (history[1], stored(call)["message"]):
+        r.post(messages=[history[0], turn, {"role": "tool", "tool_call_id": "c1", "content": "2"}])
+    assert [q["messages"][1]["content"] for q in r.engine.requests[1:]] == [None, None]
+
+
+def test_a_streamed_tool_call_keeps_a_null_content_null(rig: MakeRig) -> None:  # GW-4
+    first = {"role": "assistant", "content": None, "tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f"}}]}
+    rest = {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":1}'}}]}
+    parts = [{"choices": [{"index": 0, "delta": d, "token_ids": [1] * 6}]} for d in (first, rest)]
+    nothing: dict[str, object] = {}
+    finish = {"choices": [{"index": 0, "delta": nothing, "finish_reason": "tool_calls"}]}
+    r = rig(Streamed([*parts, finish, "[DONE]"]))
+    r.post(stream=True)
+    (call,) = r.broker.calls()
+    assert stored(call)["message"]["content"] is None
+    assert len(unpack_ids(call.response_ids or b"")) == 12
+
+
+@pytest.mark.parametrize(("ids", "packed", "flag"), [([], b"", "empty"), (None, None, "no_token_ids")])
+def test_a_streamed_answer_without_tokens_is_told_apart_from_one_without_ids(
+    rig: MakeRig, ids: list[int] | None, packed: bytes | None, flag: str
+) -> None:  # SP-19
+    finish: dict[str, Any] = {
+        "index": 0,
+        "delta": {"content": ""},
+        "finish_reason": "stop",
+        **({} if ids is None else {"token_ids": ids}),
+    }
+    r = rig(Streamed([{"choices": [finish]}, {"choices": [], "usage": {"completion_tokens": 0}}, "[DONE]"]))
+    assert r.post(stream=True).status_code == 200
+    (call,) = r.broker.calls()
+    assert (call.response_ids, call.finish_reason, call.usage.output, call.flags) == (packed, "stop", 0, [flag])
+    assert call.delivered
