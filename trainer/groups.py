@@ -76,6 +76,11 @@ def _try(t: Trajectory) -> tuple[int, str]:
     return t.context.attempt_number, t.attempt_id
 
 
+def _is_later(t: Trajectory, held: Trajectory) -> bool:
+    """A revision does not count the end marker: of equal ones that with an end is the later."""
+    return (t.revision, "no_end" not in t.flags) > (held.revision, "no_end" not in held.flags)
+
+
 def rewards_settled(t: Trajectory, now_ns: int) -> bool:
     """True once the rewards it awaits have come, or will not be waited for any longer."""
     missing = set(t.context.await_rewards) - {r.name for r in t.rewards}
@@ -98,7 +103,7 @@ class Groups:
         group = self.state.open.setdefault(group_id, OpenGroup(now_ns, t.context.group_size))
         group.size = max(group.size, t.context.group_size)
         held = group.attempts.get(t.attempt_id)
-        if held is not None and held.revision >= t.revision:
+        if held is not None and not _is_later(t, held):
             return "superseded"
         group.attempts[t.attempt_id] = t
         self._close_if_done(group_id, group, now_ns)

@@ -24,10 +24,12 @@ SELECT *, end_ns FROM ends FINAL ORDER BY k_offset LIMIT 1 BY rollout_id, attemp
 CREATE OR REPLACE VIEW v_attempts AS
 SELECT *, at_ns FROM attempts FINAL ORDER BY k_offset DESC LIMIT 1 BY rollout_id, attempt_id;
 
--- One row per attempt: its highest revision.
+-- One row per attempt: its highest revision. An end marker is not counted in it, and one made without may lie in another
+-- partition, where offsets tell nothing: of equal revisions that with an end is the later.
 CREATE OR REPLACE VIEW v_trajectories AS
 SELECT *, length(rows) AS row_count, length(calls) AS call_count, end_ns
-FROM trajectories FINAL ORDER BY revision DESC, k_offset DESC LIMIT 1 BY rollout_id, attempt_id;
+FROM trajectories FINAL ORDER BY revision DESC, has(flags, 'no_end'), k_offset DESC
+LIMIT 1 BY rollout_id, attempt_id;
 
 CREATE OR REPLACE VIEW v_trajectory_calls AS
 SELECT

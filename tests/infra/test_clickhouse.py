@@ -50,6 +50,16 @@ def test_migrations_are_numbered_without_gaps() -> None:
     assert [int(name[:4]) for name, _ in migrations()] == list(range(1, len(list(migrations())) + 1))
 
 
+def test_of_equal_revisions_the_one_with_an_end_is_shown(client: Client) -> None:
+    migrate(client, client.driver.database or "")
+    client.command(
+        "INSERT INTO trajectories (rollout_id, attempt_id, revision, status, flags, k_partition, k_offset) VALUES "
+        "('ro-1', 'at-1', 3, 'unknown', ['no_end'], 2, 9), ('ro-1', 'at-1', 3, 'succeeded', [], 0, 4), "
+        "('ro-1', 'at-1', 2, 'succeeded', [], 0, 3)"
+    )
+    assert client.rows("SELECT revision, status FROM v_trajectories") == [{"revision": 3, "status": "succeeded"}]
+
+
 def test_every_topic_has_a_landing_table_and_it_is_made_once(client: Client) -> None:
     migrate(client, client.driver.database or "")
     landings = Landings(client)

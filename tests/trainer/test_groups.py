@@ -53,6 +53,16 @@ def test_thirty_two_rollouts_of_which_two_were_tried_twice_make_thirty_two_membe
     assert [t.context.attempt_number for t in group.members] == [2, 2, *[1] * 30]
 
 
+def test_of_equal_revisions_the_one_with_an_end_counts_in_any_order(make_trajectory: Make) -> None:
+    whole = make_trajectory(1.0, sample=0, size=2, revision=3)
+    cut = replace(whole, final=False, flags=["no_end"], input_digest="before the end marker")
+    for order in ((cut, whole), (whole, cut)):
+        groups = Groups(DEADLINE_S)
+        for t in order:
+            groups.offer(t, T0)
+        assert list(groups.state.open["g"].attempts.values()) == [whole]
+
+
 def test_the_highest_revision_counts_in_any_order(make_trajectory: Make) -> None:
     for order in ((3, 5), (5, 3)):
         groups = Groups(DEADLINE_S)
