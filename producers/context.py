@@ -7,9 +7,7 @@ own context, so that spans of both kinds nest in each other.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from ..schemas import ids
 from ..schemas.records import Reward, Span
-
-_ATTEMPT_HEX = re.compile(r"at-([0-9a-f]{32})")
 
 
 class Sink(Protocol):
@@ -48,20 +45,11 @@ class Scope:
     _sequences: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self.trace_id = self.trace_id or trace_of(self.attempt_id)
+        self.trace_id = self.trace_id or ids.trace_of(self.attempt_id)
 
     def sequence(self) -> int:
         """The next position; safe from any thread."""
         return next(self._sequences)
-
-
-def trace_of(attempt_id: str) -> str:
-    """The trace id of an attempt: its own 32 hex digits, so that every producer arrives at the same one.
-
-    Ids of another shape are hashed; the gateway does the same.
-    """
-    found = _ATTEMPT_HEX.fullmatch(attempt_id)
-    return found[1] if found else hashlib.sha256(attempt_id.encode()).hexdigest()[:32]
 
 
 class Ambient(Protocol):

@@ -5,7 +5,6 @@ Token identity is (span, position); with n > 1 the first span's id goes into the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -146,20 +145,12 @@ def _with_mode(sampling: Sampling, mode: LogprobMode) -> Sampling:
     return sampling if mode == sampling.logprob_mode else replace(sampling, logprob_mode=mode)
 
 
-def trace_of(attempt_id: str) -> str:
-    """The trace that an attempt's spans share where no caller names one; the same from every producer."""
-    tail = attempt_id.removeprefix("at-")
-    if len(tail) == 32 and all(c in "0123456789abcdef" for c in tail):
-        return tail
-    return hashlib.sha256(attempt_id.encode()).hexdigest()[:32]
-
-
 def origin_of(rollout_id: str, attempt_id: str, traceparent: str, trace_state: str, *, known: bool = True) -> Origin:
     """Reads a W3C traceparent (`00-<trace>-<parent>-<flags>`); a malformed one is as good as none."""
     parts = traceparent.strip().split("-")
     if len(parts) >= 4 and _hex(parts[1], 32) and _hex(parts[2], 16):
         return Origin(rollout_id, attempt_id, parts[1], parts[2], trace_state, known)
-    return Origin(rollout_id, attempt_id, trace_of(attempt_id), known=known)
+    return Origin(rollout_id, attempt_id, ids.trace_of(attempt_id), known=known)
 
 
 def _hex(text: str, length: int) -> bool:

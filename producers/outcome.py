@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from ..schemas import semconv
-from ..schemas.records import Assignment, AttemptContext, AttemptEnd, Span, Task
+from ..schemas.context import context_of
+from ..schemas.records import Assignment, AttemptEnd, Span, Task
 from ..schemas.retry import CLASS_OF, is_final
 from ..schemas.spans import EndStatus, FailureClass
 from . import attributes as attrs
@@ -112,7 +113,7 @@ def end_marker(assignment: Assignment, task: Task, outcome: Outcome, worker_id: 
         reason=None if outcome.reason is None else attrs.clean(outcome.reason),
         error_type=outcome.error_type,
         failure_class=outcome.failure_class,
-        context=attempt_context(assignment, task, worker_id),
+        context=context_of(task, pins=assignment.pins, attempt_number=assignment.attempt_number, worker_id=worker_id),
         final=is_final(
             task,
             assignment.attempt_number,
@@ -120,26 +121,6 @@ def end_marker(assignment: Assignment, task: Task, outcome: Outcome, worker_id: 
             failure_class=outcome.failure_class,
             error_type=outcome.error_type,
         ),
-    )
-
-
-def attempt_context(assignment: Assignment, task: Task, worker_id: str) -> AttemptContext:
-    """What readers of trajectories need of the task, copied so that no join is needed."""
-    return AttemptContext(
-        run_id=task.run_id,
-        group_id=task.group_id,
-        sample=task.sample,
-        group_size=task.group_size,
-        mode=task.mode,
-        pins=assignment.pins,
-        credit=task.credit,
-        failure_reward=task.limits.failure_reward,
-        await_rewards=task.await_rewards,
-        reward_deadline_s=task.reward_deadline_s,
-        data_id=task.data_id,
-        data_source=task.data_source,
-        attempt_number=assignment.attempt_number,
-        worker_id=worker_id,
     )
 
 

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, SpanProcess
 from opentelemetry.sdk.trace import Span as OtelSpan
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, Link, NonRecordingSpan, SpanContext, TraceFlags
 
-from ..schemas import semconv
+from ..schemas import ids, semconv
 from ..schemas.records import Span
 from ..schemas.spans import SpanKind, SpanStatus
 from . import attributes as attrs
@@ -107,7 +107,7 @@ def _by_identity(span: OtelSpan, parent_context: otel.Context | None) -> Scope |
     if found is not None:
         return found
     named = baggage.get_baggage(semconv.ATTEMPT_ID, parent_context) or span.resource.attributes.get(semconv.ATTEMPT_ID)
-    return context.of_trace(context.trace_of(named)) if isinstance(named, str) else None
+    return context.of_trace(ids.trace_of(named)) if isinstance(named, str) else None
 
 
 class OtelAmbient:

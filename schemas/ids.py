@@ -6,10 +6,13 @@ system call per id, which is felt at tens of thousands of spans a second.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from random import Random
 
 _random = Random()
+_ATTEMPT_HEX = re.compile(r"at-([0-9a-f]{32})")
 if hasattr(os, "register_at_fork"):  # a child would go on with its parent's numbers
     os.register_at_fork(after_in_child=_random.seed)
 
@@ -46,6 +49,15 @@ def group_id() -> str:
 def trace_id() -> str:
     """A new OpenTelemetry trace id, 32 hex digits."""
     return _hex(32)
+
+
+def trace_of(attempt_id: str) -> str:
+    """The trace id of an attempt: its own 32 hex digits, so that every producer arrives at the same one.
+
+    Ids of another shape, such as a test's, are hashed.
+    """
+    found = _ATTEMPT_HEX.fullmatch(attempt_id)
+    return found[1] if found else hashlib.sha256(attempt_id.encode()).hexdigest()[:32]
 
 
 def span_id() -> str:

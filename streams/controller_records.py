@@ -6,10 +6,10 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, cast
 
+from ..schemas.context import context_of
 from ..schemas.records import (
     Assignment,
     Attempt,
-    AttemptContext,
     AttemptEnd,
     EndStatus,
     FailureClass,
@@ -54,7 +54,7 @@ def attempt(live: Live, epoch: int, now_ns: int) -> Attempt:
         attempt_number=live.tries + 1,
         outcome=live.closing if closing else None,
         failure_class=end_class(live) if closing else None,
-        error_type=live.error_type if closing else None,
+        error_type=end_error(live) if closing else None,
         final=end_is_final(live, live.closing or "failed"),
         mode=live.task.mode,
         pins=live.pins,
@@ -94,6 +94,11 @@ def end_class(live: Live) -> FailureClass | None:
     return "infra" if live.worker_id is None else CLASS_OF[live.closing or "unknown"]
 
 
+def end_error(live: Live) -> str | None:
+    """As a worker names it: by the status. `live.error_type` is an earlier attempt's, which an empty one stands for."""
+    return live.error_type if live.worker_id is None else live.closing
+
+
 def end_is_final(live: Live, status: EndStatus) -> bool:
     """An empty attempt is there to be the last one; others go by the task's limits."""
     return live.worker_id is None or is_final(live.task, live.tries + 1, status)
@@ -109,32 +114,13 @@ def end_marker(live: Live) -> SpanBatch:
             status=live.closing or "failed",
             end_ns=live.closed_ns,
             reason=live.reason,
-            error_type=live.error_type,
+            error_type=end_error(live),
             failure_class=end_class(live),
             span_count=0,
             reward_count=0,
-            context=context(live),
+            context=context_of(
+                live.task, pins=live.pins, attempt_number=live.tries + 1, worker_id=live.worker_id or ""
+            ),
             final=end_is_final(live, live.closing or "failed"),
         ),
-    )
-
-
-def context(live: Live) -> AttemptContext:
-    """What readers of trajectories must know of the task."""
-    task = live.task
-    return AttemptContext(
-        run_id=task.run_id,
-        group_id=task.group_id,
-        sample=task.sample,
-        group_size=task.group_size,
-        mode=task.mode,
-        pins=live.pins,
-        credit=task.credit,
-        failure_reward=task.limits.failure_reward,
-        await_rewards=task.await_rewards,
-        reward_deadline_s=task.reward_deadline_s,
-        data_id=task.data_id,
-        data_source=task.data_source,
-        attempt_number=live.tries + 1,
-        worker_id=live.worker_id or "",
     )

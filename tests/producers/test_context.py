@@ -8,6 +8,7 @@ import pytest
 from spanloop.producers import context
 from spanloop.producers.context import Scope
 from spanloop.producers.recording import Recorded
+from spanloop.schemas import ids
 
 
 def scope_of(n: int) -> Scope:
@@ -16,8 +17,8 @@ def scope_of(n: int) -> Scope:
 
 def test_the_trace_id_is_the_attempts_own_hex() -> None:
     assert scope_of(7).trace_id == f"{7:032x}"
-    assert len(context.trace_of("at-1")) == 32
-    assert context.trace_of("at-1") == context.trace_of("at-1") != context.trace_of("at-2")
+    assert len(ids.trace_of("at-1")) == 32
+    assert ids.trace_of("at-1") == ids.trace_of("at-1") != ids.trace_of("at-2")
 
 
 def test_outside_a_rollout_the_error_says_what_to_do() -> None:

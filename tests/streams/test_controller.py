@@ -276,3 +276,15 @@ def test_the_table_names_no_way_out_of_a_final_rollout_and_leads_only_to_known_p
     assert not [key for key in TABLE if key[0] == "done"]
     phases = {phase for phase, _ in TABLE} | {"done"}
     assert {to for transition in TABLE.values() for to in transition.to} <= phases
+
+
+def test_a_marker_names_its_own_error_and_not_an_earlier_trys() -> None:
+    play = Play()
+    play.do(limits(max_attempts=2, timeout_s=10.0, retry_on=["ValueError"]))
+    play.begin("at-1")
+    play.do(Attempt("ro-1", "at-1", "ended", outcome="failed", error_type="ValueError"))
+    play.begin("at-2")
+    play.wait(11)
+    (marker,) = play.get(SpanBatch)
+    assert marker.end is not None
+    assert (marker.end.status, marker.end.error_type) == ("timeout", "timeout")
