@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TypeVar
 
 from ..infra.clock import NS_PER_S, Clock, SystemClock
 from ..infra.kafka import Message, Reader
 from ..infra.quarantine import Quarantine
 from ..infra.registry import Registry
 from ..infra.settings import Settings
-from ..schemas.errors import InvalidRecord, Unavailable
+from ..schemas.errors import Unavailable
 from ..schemas.records import Attempt, Worker
 from ..schemas.serde import Decoder
 from ..schemas.topics import ATTEMPTS, WORKERS
 from .gateway_attempts import Attempts
 from .gateway_engines import Engines
+from .taking import Taking
 
 POLL_S = 0.05
 # Every live engine beats within seconds, so of the old heartbeats a few suffice.
 OLD_HEARTBEATS = 1000
-T = TypeVar("T", Attempt, Worker)
 
 
 class Follower:
@@ -42,7 +40,6 @@ class Follower:
         self._quarantine = quarantine
         self._clock = clock or SystemClock()
         self._registry = Registry(settings.registry_url)
-        self._decoder = Decoder(self._registry)
         self._reader = Reader(settings, "gateway")
         self._lock = threading.Lock()
         self._waiting: list[Future[None]] = []
@@ -65,11 +62,12 @@ class Follower:
 
     def run(self, stop: threading.Event) -> None:
         """Follows until `stop`. Raises DataLost, TooManyDeadLetters, Unavailable (topics missing)."""
+        taking = Taking(Decoder(self._registry), self._quarantine, stop)
         try:
             self._start()
             while not stop.is_set():
-                self._take(self._reader.poll(1000, POLL_S))
-                self._answer_waiting(stop)
+                self._take(taking)
+                self._answer_waiting(taking)
         finally:
             self._give_up(Unavailable("the gateway is stopping"))
             self._reader.close()
@@ -80,7 +78,7 @@ class Follower:
         low, high = self._reader.watermarks((WORKERS.name, 0))
         self._reader.assign({(ATTEMPTS.name, 0): first, (WORKERS.name, 0): max(low, high - OLD_HEARTBEATS)})
 
-    def _answer_waiting(self, stop: threading.Event) -> None:
+    def _answer_waiting(self, taking: Taking) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -88,9 +86,9 @@ class Follower:
         try:
             end = {(ATTEMPTS.name, 0): self._reader.watermarks((ATTEMPTS.name, 0))[1]}
             while not self._reader.reached(end):
-                if stop.is_set():
+                if taking.stop.is_set():
                     raise Unavailable("the gateway is stopping")
-                self._take(self._reader.poll(1000, POLL_S))
+                self._take(taking)
         except Unavailable as error:
             for done in waiting:
                 done.set_exception(error)
@@ -105,23 +103,13 @@ class Follower:
         for done in waiting:
             done.set_exception(error)
 
-    def _take(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            try:
-                self._observe(message)
-            except InvalidRecord as error:
-                self._quarantine.put(message, error)
-            else:
-                self._quarantine.good()
-
-    def _observe(self, message: Message) -> None:
-        if message.value is None:
-            return
-        if message.topic == ATTEMPTS.name:
-            self._attempts.observe(self._decoder.decode(Attempt, message.value, message.headers))
-        else:
-            worker = self._decoder.decode(Worker, message.value, message.headers)
-            self._engines.observe(worker, self._age_s(message))
+    def _take(self, taking: Taking) -> None:
+        for message in self._reader.poll(1000, POLL_S):
+            record = taking.record(message)
+            if isinstance(record, Attempt):
+                self._attempts.observe(record)
+            elif isinstance(record, Worker):
+                self._engines.observe(record, self._age_s(message))
 
     def _age_s(self, message: Message) -> float:
         """By the log's clock; a heartbeat from the future is a fresh one."""

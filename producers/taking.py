@@ -19,7 +19,7 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """Decodes what a worker reads."""
+    """Decodes what workers and gateways read."""
 
     decoder: Decoder
     quarantine: Quarantine
