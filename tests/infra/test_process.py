@@ -1,0 +1,58 @@
+"""How a process of ours ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from spanloop.infra import process
+from spanloop.schemas.errors import ConfigError
+
+PART = """
+import sys, threading
+from spanloop.infra.process import main
+
+class Part:
+    def run(self, stop):
+        print("running", flush=True)
+        stop.wait()
+        print("flushing", flush=True)
+        {after}
+
+main(Part)
+"""
+
+
+def started(after: str) -> subprocess.Popen[str]:
+    child = subprocess.Popen([sys.executable, "-c", PART.format(after=after)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "running\n"
+    return child
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_has_the_part_flush_and_leave(number: signal.Signals) -> None:
+    with started("pass") as child:
+        child.send_signal(number)
+        assert child.communicate()[0] == "flushing\n"
+    assert child.returncode == 0
+
+
+def test_a_second_signal_ends_a_part_that_does_not_leave() -> None:
+    with started("threading.Event().wait()") as child:
+        child.send_signal(signal.SIGTERM)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "flushing\n"
+        child.send_signal(signal.SIGTERM)
+        assert child.wait() == 128 + signal.SIGTERM
+
+
+def test_an_error_made_on_purpose_is_a_message_and_no_traceback() -> None:
+    def make() -> process.Part:
+        raise ConfigError("bootstrap is not set")
+
+    with pytest.raises(SystemExit, match="ConfigError: bootstrap is not set"):
+        process.main(make)
