@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import chdb
 
+from .avro_sql import literal, quote
 from .embedded_clickhouse_sql import (
     InlineInsert,
     Refused,
@@ -118,13 +119,13 @@ class Engine:
         handle = _connect(self._path)
         try:
             if database := request.params.get("database"):
-                handle.query(f"USE {_name(database)}", "Null")
+                handle.query(f"USE {quote(database)}", "Null")
             settings = {k: v for k, v in request.params.items() if k not in TRANSPORT and not k.startswith("param_")}
             settings.pop("readonly", None)
             if request.readonly:
                 settings["readonly"] = "1"  # last: no setting can be changed after it
             if settings:
-                handle.query("SET " + ", ".join(f"{_name(k)} = {_text(v)}" for k, v in settings.items()), "Null")
+                handle.query("SET " + ", ".join(f"{quote(k)} = {literal(v)}" for k, v in settings.items()), "Null")
             yield handle
         finally:
             handle.close()
@@ -137,7 +138,7 @@ class Engine:
                 upload.write(chunk)
             upload.flush()
             into, settings = (s.encode("latin-1").decode() for s in (insert.into, insert.settings))
-            done = handle.query(f"{into} FROM INFILE {_text(upload.name)} {settings} FORMAT {insert.format}", "Null")
+            done = handle.query(f"{into} FROM INFILE {literal(upload.name)} {settings} FORMAT {insert.format}", "Null")
         return Answer(200, b"", summary={"written_rows": done.rows_written(), "written_bytes": done.bytes_written()})
 
     def _query(self, handle: Any, sql: str, params: Mapping[str, str]) -> Answer:
@@ -166,14 +167,6 @@ class Engine:
 def _connect(path: str) -> Any:
     """chDB's own annotations stop at Any."""
     return chdb.connect(path)
-
-
-def _name(name: str) -> str:
-    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _varint(number: int) -> bytes:

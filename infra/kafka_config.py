@@ -32,7 +32,14 @@ REFUSED = frozenset(
         KafkaError._AUTHENTICATION,
     }
 )
-FENCED = frozenset({KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID, KafkaError.PRODUCER_FENCED})
+FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+    }
+)
 # The group went on without this member; it joins again by itself.
 REBALANCED = frozenset(
     {

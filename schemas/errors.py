@@ -21,7 +21,7 @@ SpanloopError
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 Reason = Literal[
     "bad_framing",  # no Confluent magic byte, or shorter than its header
@@ -36,11 +36,7 @@ Reason = Literal[
     "unsupported",  # decodable, but not what this topic carries
     "unknown_attempt",  # a call for an attempt that is not live: kept out of every rollout
 ]
-REASONS: tuple[Reason, ...] = (
-    "bad_framing", "unknown_schema_id", "undecodable", "missing_key", "nonfinite_reward", "bad_packing",
-    "conflicting_resource", "insert_rejected", "too_large", "unsupported",
-    "unknown_attempt",
-)  # fmt: skip
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 class SpanloopError(Exception):

@@ -13,6 +13,7 @@ from confluent_kafka import Producer as KafkaProducer
 
 from ..infra.clock import Clock
 from ..infra.kafka import Names, Position
+from ..infra.kafka_config import FENCED
 from ..infra.producer import Ack, OnDelivery, Producer, producer_config
 from ..infra.settings import Settings
 from ..schemas.errors import DeliveryFailed, Fenced, SpanloopError, Unavailable
@@ -28,9 +29,6 @@ RETRY_PAUSE_S = 0.05
 # The broker ends a transaction in the background and answers "again" to the next until it has: at the default pause of
 # 100 ms that would be the latency of every second assignment. A transaction is flushed at once, so nothing lingers.
 QUICK: dict[str, int] = {"retry.backoff.ms": 2, "linger.ms": 0}
-FENCED = frozenset(
-    {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}  # pyright: ignore[reportPrivateUsage]  # how confluent names client-side codes
-)
 
 
 def transactional_id(settings: Settings) -> str:

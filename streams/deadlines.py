@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from ..infra.clock import NS_PER_S
 from .attempt import OpenAttempt
 from .messages import Policy
-
-NS_PER_S = 1_000_000_000
 
 
 def due_ns(attempt: OpenAttempt, policy: Policy) -> int:
