@@ -63,7 +63,9 @@ def test_an_outage_of_clickhouse_delays_records_and_loses_none(embedded_settings
     with ClickHouseProcess(tmp_path / "clickhouse") as first:
         port = port_of(first.url)
         settings = embedded_settings.with_(clickhouse_url=first.url)
-        migrate(connect(settings), settings.clickhouse_database)
+        client = connect(settings)
+        migrate(client, settings.clickhouse_database)
+        client.close()
     sink = Running(settings)  # started while nobody answers
     lag = Lag(settings, GROUP, SINK_TOPICS)
     producer = Producer(settings, "test")
