@@ -10,29 +10,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
-import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from types import TracebackType
 
-import httpx
-
-from ..schemas.errors import Unavailable
+from .child_process import ChildProcess
 from .process import stop_on_signal
 
 START_TIMEOUT_S = 60.0
 # How long a stop waits for requests under way; SIGKILL follows a little later. Parts are written whole, so that
 # neither loses what a client was told is stored.
 DRAIN_S = 1.5
-STOP_TIMEOUT_S = 5.0
 POLL_S = 0.1
-LOG_TAIL = 2000
 
 
-class ClickHouseProcess:
+class ClickHouseProcess(ChildProcess):
     """Serves a folder from a child process until closed; `url` is where. A context manager.
 
     The child ends with its parent, also when that is killed. Raises Unavailable where it does not start.
@@ -42,53 +34,13 @@ class ClickHouseProcess:
         path = path.resolve()
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._log = path / "stderr.log"
-        command = [sys.executable, "-m", __name__, "--path", str(path), "--port", str(port), "--with-stdin"]
-        with self._log.open("wb") as log:
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
-            )
-        try:
-            self.url = self._wait_ready(time.monotonic() + timeout_s)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._child.pid
-
-    def close(self) -> None:
-        """Ends the child, in seconds at most."""
-        self._child.terminate()
-        try:
-            self._child.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def __enter__(self) -> ClickHouseProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _wait_ready(self, deadline: float) -> str:
-        out = self._child.stdout
-        while time.monotonic() < deadline:
-            if out is not None and select.select([out], [], [], POLL_S)[0]:
-                url = out.readline().decode().strip()
-                if url and httpx.get(f"{url}/ping", timeout=STOP_TIMEOUT_S).is_success:
-                    return url
-                break
-        tail = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
-        raise Unavailable(f"the embedded ClickHouse on {self.path} did not start; its last words: {tail or 'none'}")
+        super().__init__(
+            [__name__, "--path", str(path), "--port", str(port)],
+            name=f"the embedded ClickHouse on {path}",
+            health="/ping",
+            log=(path / "stderr.log").open("w+b"),
+            timeout_s=timeout_s,
+        )
 
 
 def serve(path: Path, port: int, *, with_stdin: bool = False) -> None:

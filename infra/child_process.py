@@ -1,0 +1,101 @@
+"""A service of ours as a child process: it writes its URL to standard output once it can be asked.
+
+Its standard input is a pipe from here, which closes when this process ends, however that happens; so does the child.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, TypeVar
+
+import httpx
+
+from ..schemas.errors import Unavailable
+
+STOP_TIMEOUT_S = 5.0
+POLL_S = 0.1
+LOG_TAIL = 2000  # characters of the log that an error tells
+C = TypeVar("C", bound="ChildProcess")
+
+
+class ChildProcess:
+    """`python -m <command> --with-stdin` until closed; `url` is where it serves. A context manager."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        health: str,
+        log: IO[bytes],
+        timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`health`: path that answers 200 once it serves. `log` takes its standard error and is closed with it.
+
+        Raises Unavailable, with the end of the log, where it does not answer in `timeout_s`.
+        """
+        self._name = name
+        self._log = log
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", *command, "--with-stdin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            self.url = self._wait_ready(health, timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def close(self) -> None:
+        """Ends the child, in seconds at most."""
+        self._child.terminate()
+        try:
+            self._child.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout, self._log):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_ready(self, health: str, timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        out = self._child.stdout
+        while time.monotonic() < deadline and out is not None:
+            if select.select([out], [], [], POLL_S)[0]:
+                url = out.readline().decode().strip()
+                if url and httpx.get(url + health, timeout=max(1.0, deadline - time.monotonic())).is_success:
+                    return url
+            if self._child.poll() is not None:
+                break
+        raise Unavailable(
+            f"{self._name} did not answer within {timeout_s:g} s (exit status {self._child.poll()}): "
+            f"{self._tail() or 'it said nothing'}"
+        )
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-LOG_TAIL:].strip()
