@@ -9,11 +9,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from spanloop import __version__
 from spanloop.infra.process import LOG_FORMAT
 from spanloop.infra.settings import LOCAL, Profile, Settings
 from spanloop.schemas.errors import ConfigError, SpanloopError
+
+# A command that finds no broker says so within ten seconds, its start and its imports included.
+BROKER_PATIENCE_S = 5.0
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Train agents from their events."
@@ -55,6 +59,15 @@ def settings_of(context: typer.Context, *needed: str) -> Settings:
                 "spanloop.toml; `spanloop up` starts an embedded stack and prints its addresses, "
                 "`--profile local` uses infra/compose.yaml"
             )
+    return settings
+
+
+def connected(context: typer.Context, *needed: str) -> Settings:
+    """The settings once a broker answers. Raises ConfigError as settings_of does, Unavailable naming host and port."""
+    from spanloop.infra.kafka import wait_for_broker
+
+    settings = settings_of(context, "bootstrap", "registry_url", *needed)
+    wait_for_broker(settings, BROKER_PATIENCE_S)
     return settings
 
 
@@ -101,5 +114,5 @@ def main() -> None:
     try:
         app()
     except SpanloopError as error:
-        err.print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False)
+        err.print(f"[bold red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False)
         sys.exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from spanloop.cli import app, out, settings_of
+from spanloop.cli import app, connected, out, settings_of
 
 if TYPE_CHECKING:
     from spanloop.consumers.query import Result
@@ -72,11 +72,10 @@ def tail(
     count: Annotated[int | None, typer.Option("-n", help="Stop after so many records.")] = None,
 ) -> None:
     """Print a topic's records as JSON lines, as they come."""
-    from spanloop.consumers.tail import exported, live
+    from spanloop.consumers.tail import exported, live, topic_named
 
-    lines = exported(home, topic) if home is not None else live(
-        settings_of(context, "bootstrap", "registry_url"), topic, beginning=beginning
-    )  # fmt: skip
+    topic_named(topic)
+    lines = exported(home, topic) if home is not None else live(connected(context), topic, beginning=beginning)
     for number, line in enumerate(lines, 1):
         out.file.write(json.dumps(line, ensure_ascii=False) + "\n")
         if number == count:

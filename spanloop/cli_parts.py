@@ -1,4 +1,7 @@
-"""Commands that start something: the stack, and each long-lived part as this process."""
+"""Commands that start something: the stack, and each long-lived part as this process.
+
+They ask for a broker before they import their part, which may take seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from spanloop.cli import app, out, settings_of
+from spanloop.cli import app, connected, out, settings_of
 from spanloop.infra.process import run_until_signalled
 from spanloop.parts import Together
 from spanloop.schemas.errors import ConfigError
@@ -18,7 +21,7 @@ def init(context: typer.Context) -> None:
     """Create topics, subjects and tables; may be run again."""
     from spanloop.infra import admin, clickhouse
 
-    settings = settings_of(context, "bootstrap", "registry_url")
+    settings = connected(context)
     ids = admin.init(settings)
     out.print(f"{len(ids)} topics and subjects are ready under {settings.prefix!r}")
     if settings.clickhouse_url:
@@ -48,22 +51,23 @@ def streams(
     only: Annotated[str | None, typer.Option(help="controller or assembler; default both.")] = None,
 ) -> None:
     """Run the controller and the assembler."""
+    if only not in (None, "controller", "assembler"):
+        raise ConfigError(f"--only {only}: expected controller or assembler")
+    settings = connected(context)
     from spanloop.streams.app import AssemblerService
     from spanloop.streams.controller_shell import ControllerService
 
-    settings = settings_of(context, "bootstrap", "registry_url")
     parts = {"controller": ControllerService, "assembler": AssemblerService}
-    if only is not None and only not in parts:
-        raise ConfigError(f"--only {only}: expected controller or assembler")
     run_until_signalled(Together({name: part(settings) for name, part in parts.items() if only in (None, name)}))
 
 
 @app.command()
 def sink(context: typer.Context) -> None:
     """Write every topic to ClickHouse."""
+    settings = connected(context, "clickhouse_url")
     from spanloop.consumers.sink import SinkService
 
-    run_until_signalled(SinkService(settings_of(context, "bootstrap", "registry_url", "clickhouse_url")))
+    run_until_signalled(SinkService(settings))
 
 
 @app.command()
@@ -76,9 +80,9 @@ def gateway(
     ] = None,
 ) -> None:
     """Serve agents' model calls and record them."""
+    settings = connected(context)
     from spanloop.producers.gateway import GatewayService
 
-    settings = settings_of(context, "bootstrap", "registry_url")
     run_until_signalled(GatewayService(settings, host=host, port=port, upstream_url=upstream))
 
 
@@ -91,10 +95,10 @@ def worker(
     label: Annotated[list[str] | None, typer.Option(help="What it offers; repeatable.")] = None,
 ) -> None:
     """Run an agent for each assignment."""
+    settings = connected(context, "gateway_url")
     from spanloop.producers.agent import resolve
     from spanloop.producers.worker import WorkerService
 
-    settings = settings_of(context, "bootstrap", "registry_url", "gateway_url")
     run_until_signalled(WorkerService(settings, resolve(agent), slots=slots, name=name, labels=label or ()))
 
 
@@ -108,12 +112,12 @@ def engine(
     frozen: Annotated[bool, typer.Option(help="Control: acknowledges new weights but keeps the old ones.")] = False,
 ) -> None:
     """Serve a policy and load each new version of it."""
+    if (model is None) == (url is None):
+        raise ConfigError("give either --model (starts the embedded engine) or --url (a running one)")
+    settings = connected(context)
     from spanloop.infra.engine_process import EngineProcess
     from spanloop.trainer.loader import LoaderService
 
-    settings = settings_of(context, "bootstrap", "registry_url")
-    if (model is None) == (url is None):
-        raise ConfigError("give either --model (starts the embedded engine) or --url (a running one)")
     if model is None:
         run_until_signalled(LoaderService(settings, str(url), policy))
         return
@@ -128,6 +132,9 @@ def train(
 ) -> None:
     """Train on trajectories and publish new policy versions."""
     from spanloop.trainer.config import load_config
+
+    chosen = load_config(config)
+    settings = connected(context)
     from spanloop.trainer.loop import TrainerService
 
-    run_until_signalled(TrainerService(settings_of(context, "bootstrap", "registry_url"), load_config(config)))
+    run_until_signalled(TrainerService(settings, chosen))

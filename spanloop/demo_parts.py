@@ -14,6 +14,7 @@ from spanloop.infra.settings import Settings
 from spanloop.parts import Processes, Threads
 from spanloop.producers.agent import resolve
 from spanloop.producers.worker import WorkerService
+from spanloop.schemas.errors import ConfigError
 from spanloop.streams.app import AssemblerService
 from spanloop.streams.controller_shell import ControllerService
 from spanloop.trainer.config import TrainerConfig
@@ -106,7 +107,18 @@ class Running:
 
 
 def as_toml(config: TrainerConfig) -> str:
-    """A trainer's configuration as the TOML file that `spanloop train` reads; fields that are None are left out."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    plain = {k: str(v) if isinstance(v, Path) else v for k, v in values.items() if v is not None}
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items())
+    """A trainer's configuration as the TOML file that `spanloop train` reads.
+
+    Fields that are None are left out, for TOML has no null. Raises ConfigError where None is not the field's default.
+    """
+    lines: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value is not None:
+            plain = str(value) if isinstance(value, Path) else value
+            lines.append(
+                f"{field.name} = {json.dumps(plain, ensure_ascii=False)}\n"
+            )  # TOML refuses half a surrogate pair
+        elif field.default is not None:
+            raise ConfigError(f"{field.name} is None, which a TOML file cannot say; give it a value")
+    return "".join(lines)

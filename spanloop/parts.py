@@ -20,6 +20,7 @@ from typing import IO
 
 from spanloop.infra.process import Part
 from spanloop.infra.settings import Settings
+from spanloop.schemas.errors import SpanloopError
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 4.0
 
 
-class PartFailed(RuntimeError):
+class PartFailed(SpanloopError):
     """A part ended by itself."""
 
 
@@ -64,7 +65,8 @@ class Threads:
         try:
             part.run(self.stop)
         except BaseException as error:  # a thread's entry point: whatever it was, `check` raises it
-            log.exception("%s failed", name)
+            if not isinstance(error, SpanloopError):  # those say all there is to say
+                log.exception("%s failed", name)
             self._failure = self._failure or (name, error)
             self.stop.set()
 

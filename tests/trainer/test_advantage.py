@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from spanloop.schemas.records import Credit, CreditMode, Trajectory
-from spanloop.trainer.advantage import GroupAdvantage, group_mean, returns_to_go
+from spanloop.trainer.advantage import GroupAdvantage, group_mean, returns_to_go, shuffled
 from spanloop.trainer.groups import ClosedGroup
 
 Make = Callable[..., Trajectory]
@@ -176,3 +176,34 @@ def test_advantages_equal_verls_grpo_over_rollouts_of_one_call(make_trajectory: 
         )
         found = values(by_reward(make_trajectory, rewards, std=std))
         assert found == [pytest.approx(float(v), abs=1e-5) for v in verls[:, 0]]
+
+
+def shuffle(make: Make, rewards: Sequence[float | None], group: str) -> GroupAdvantage:
+    """The control's advantages of single-call rollouts."""
+    members = tuple(make(r, sample=i, group=group) for i, r in enumerate(rewards))
+    return shuffled(ClosedGroup(group, members, len(members)), False)
+
+
+def test_the_control_permutes_a_groups_rewards_and_centres_them(make_trajectory: Make) -> None:
+    rewards = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    found = shuffle(make_trajectory, rewards, "g")
+    moved = [m.reward for m in found.members]
+    assert moved != rewards
+    assert sorted(r for r in moved if r is not None) == rewards
+    assert values(found) == [None if r is None else r - 3.5 for r in moved]
+    assert values(found) != values(by_reward(make_trajectory, rewards))
+
+
+def test_the_control_permutes_alike_in_a_replay_and_otherwise_in_another_group(make_trajectory: Make) -> None:
+    rewards = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    once = {group: values(shuffle(make_trajectory, rewards, group)) for group in ("g", "h", "i")}
+    again = {group: values(shuffle(make_trajectory, rewards, group)) for group in ("i", "h", "g")}
+    assert once == again
+    assert len({tuple(v) for v in once.values()}) == 3
+
+
+def test_the_control_moves_a_missing_reward_too(make_trajectory: Make) -> None:
+    found = shuffle(make_trajectory, [None, 1.0, 2.0, 3.0], "g")
+    rewards = [m.reward for m in found.members]
+    assert sorted(rewards, key=lambda r: -1.0 if r is None else r) == [None, 1.0, 2.0, 3.0]
+    assert [v is None for v in values(found)] == [r is None for r in rewards]

@@ -9,7 +9,7 @@ import pytest
 
 from spanloop.schemas.errors import ConfigError
 from spanloop.trainer.advantage import ADVANTAGES
-from spanloop.trainer.config import TrainerConfig, named
+from spanloop.trainer.config import TrainerConfig, load_config, named
 from spanloop.trainer.loss import LOSSES
 
 
@@ -43,3 +43,53 @@ def test_an_unknown_algorithm_is_refused_with_the_names_there_are() -> None:
         named("loss", LOSSES, "gspo")
     with pytest.raises(ConfigError, match="group_mean"):
         named("advantage", ADVANTAGES, "gae")
+
+
+GIVEN = """
+run_id = "run"
+trainer_id = "tr"
+policy = "policy"
+model_dir = "/models/toy"
+folder = "/runs/tr"
+correction = "cispo_mu"
+total_steps = 4
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "trainer.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_a_file_is_read_with_paths_and_pairs_of_their_own_types(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, GIVEN + "clip = [0.0, 2.0]\nlr = 3e-4\n"))
+    assert (config.model_dir, config.folder) == (Path("/models/toy"), Path("/runs/tr"))
+    assert (config.clip, config.lr, config.total_steps) == ((0.0, 2.0), 3e-4, 4)
+    assert config.max_staleness == 4  # not given: its default
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        load_config(tmp_path / "nowhere.toml")
+
+
+def test_a_file_that_is_no_toml_is_named_with_the_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.toml: .*line 1"):
+        load_config(written(tmp_path, "run_id = run"))
+
+
+def test_an_unknown_key_is_named_with_the_keys_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no setting is called learning_rate, stpes; there are: run_id, .*lr"):
+        load_config(written(tmp_path, GIVEN + "stpes = 4\nlearning_rate = 1.0\n"))
+
+
+@pytest.mark.parametrize("line", [line for line in GIVEN.splitlines() if line])
+def test_a_missing_key_is_named(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"{line.split()[0]} must be set"):
+        load_config(written(tmp_path, GIVEN.replace(line, "")))
+
+
+def test_several_missing_keys_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="correction, folder, model_dir, policy, total_steps, trainer_id must be set"):
+        load_config(written(tmp_path, 'run_id = "run"'))

@@ -1,0 +1,165 @@
+"""The command line: help, and messages instead of tracebacks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from typer.core import TyperGroup as Group
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from spanloop import cli, cli_ask, cli_parts
+from spanloop.infra.settings import PREFIX
+from spanloop.schemas.topics import TOPICS
+
+del cli_ask, cli_parts  # they register their commands
+COMMANDS = sorted(cast("Group", get_command(cli.app)).commands)
+DEADLINE_S = 60.0
+TRAINER = """
+run_id = "run"
+trainer_id = "tr"
+policy = "policy"
+model_dir = "/nowhere"
+folder = "/nowhere"
+correction = "none"
+total_steps = 1
+"""
+AGENT = Path(__file__).parent.parent.parent / "examples" / "lookup_agent.py"
+# Every command that reads or writes topics, with what it cannot do without.
+NEED_A_BROKER = {
+    "init": [],
+    "streams": [],
+    "sink": [],
+    "gateway": ["--port", "0"],
+    "worker": [f"{AGENT}:lookup"],
+    "engine": ["--url", "http://127.0.0.1:1"],
+    "train": ["trainer.toml"],
+    "tail": ["spans"],
+}
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No settings at all: no variables, and a folder without spanloop.toml."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command that ends with status 1 says, its lines joined."""
+    monkeypatch.setattr(sys, "argv", ["spanloop", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(cli.app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"{command} [OPTIONS]" in result.output
+
+
+def test_the_commands_are_those_promised() -> None:
+    promised = "demo engine gateway init show sink sql streams tail topics train up version worker"
+    assert promised.split() == COMMANDS
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_missing_setting_is_named_with_every_way_to_give_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(monkeypatch, capsys, "sink")
+    assert said.startswith("ConfigError: bootstrap is not set: give --bootstrap, SPANLOOP_BOOTSTRAP or bootstrap in")
+    assert "`spanloop up` starts an embedded stack" in said
+    said = refused(monkeypatch, capsys, "--bootstrap", "b:1", "--registry-url", "http://r:1", "sink")
+    assert said.startswith("ConfigError: clickhouse_url is not set: give --clickhouse-url, SPANLOOP_CLICKHOUSE_URL or")
+
+
+@pytest.mark.usefixtures("bare")
+def test_an_unknown_topic_is_refused_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(monkeypatch, capsys, "tail", "nosuch")
+    assert said == f"ConfigError: no topic is called 'nosuch'; there are: {', '.join(TOPICS)}"
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_message_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(monkeypatch, capsys, "tail", "spans", "--home", "[/x]")  # would be markup
+    assert "[/x]/topics/spans.avro does not exist" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo", "--control", "none"], "expected frozen or shuffled"),
+        (["streams", "--only", "sink"], "expected controller or assembler"),
+        (["engine"], "either --model (starts the embedded engine) or --url"),
+        (["train", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+@pytest.mark.usefixtures("bare")
+def test_contradicting_arguments_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert said in refused(monkeypatch, capsys, *arguments)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A loopback port on which nobody answers: bound, so that nobody else takes it, and not listening."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
+def test_without_a_broker_every_command_names_its_address_and_a_remedy(bare: Path, closed_port: int) -> None:
+    (bare / "trainer.toml").write_text(TRAINER, "utf-8")
+    address = f"127.0.0.1:{closed_port}"
+    environment = {
+        **os.environ,
+        "COLUMNS": "1000",
+        "SPANLOOP_BOOTSTRAP": address,
+        "SPANLOOP_REGISTRY_URL": f"http://{address}",
+        "SPANLOOP_CLICKHOUSE_URL": f"http://{address}",
+    }
+    children = {
+        command: subprocess.Popen(
+            [sys.executable, "-m", "spanloop", command, *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd=bare,
+            text=True,
+        )
+        for command, arguments in NEED_A_BROKER.items()
+    }
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        for command, child in children.items():
+            _, said = child.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            assert child.returncode == 1, command
+            last = said.splitlines()[-1]
+            assert last.startswith(f"Unavailable: no Kafka broker answers at {address} within 5 s"), said
+            assert "`spanloop up` starts an embedded one" in last
+            assert "Traceback" not in said, command
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+
+
+def test_the_wait_for_a_broker_leaves_time_to_say_so_within_ten_seconds() -> None:  # UX-1
+    assert cli.BROKER_PATIENCE_S <= 6
