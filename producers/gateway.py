@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from ..infra import process
+from ..infra import process, telemetry
 from ..infra.http_server import App, bind, serve, url_of
 from ..infra.kafka import wait_for_broker
 from ..infra.producer import Producer
@@ -66,6 +66,7 @@ class GatewayService:
         self.ready = threading.Event()
         self._attempts = Attempts()
         self._engines = Engines(self._policy)
+        self._meter = telemetry.meter(settings, "gateway")
         self._failed = threading.Event()
         self._failure: Exception | None = None
 
@@ -78,6 +79,7 @@ class GatewayService:
             try:
                 self._run(stop, producer)
             finally:
+                self._meter.close()
                 producer.close(FLUSH_S)
         if self._failure is not None:
             raise self._failure
@@ -115,6 +117,7 @@ class GatewayService:
             upstream=upstream,
             recorder=recorder,
             caught_up=follower.caught_up,
+            meter=self._meter,
         )
         try:
             await follower.caught_up()

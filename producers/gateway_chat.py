@@ -11,7 +11,8 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ..infra.clock import Clock, SystemClock
+from ..infra.clock import NS_PER_S, Clock, SystemClock
+from ..infra.telemetry import OFF, Meter
 from ..schemas import semconv
 from ..schemas.errors import InvalidKey, Unavailable
 from . import keys
@@ -58,6 +59,7 @@ class Gateway:
     recorder: Recorder
     caught_up: Callable[[], Awaitable[None]]  # returns once `attempts` has read its log to the end as of the call
     clock: Clock = SystemClock()
+    meter: Meter = OFF
 
 
 class Chat:
@@ -123,6 +125,14 @@ class Chat:
                 raise
         finally:
             self._note(x, delivered)
+            self._measure(x, delivered)
+
+    def _measure(self, x: Exchange, delivered: bool) -> None:
+        policy = (x.engine.policy if x.engine is not None else None) or "none"
+        outcome = "delivered" if delivered else "failed"
+        took_s = (self._g.clock.now_ns() - x.start_ns) / NS_PER_S
+        self._g.meter.add("spanloop.gateway.calls", policy=policy, outcome=outcome)
+        self._g.meter.add("spanloop.gateway.duration", took_s, policy=policy, outcome=outcome)
 
     def _note(self, x: Exchange, delivered: bool) -> None:
         live = self._g.attempts.get(x.origin.attempt_id)

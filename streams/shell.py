@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import OFFSET_BEGINNING
 
+from ..infra import telemetry
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Message as Raw
 from ..infra.kafka import Position, Reader
@@ -15,13 +16,14 @@ from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
 from ..infra.registry import Registry
 from ..infra.settings import Settings
-from ..schemas.errors import InvalidRecord, RecordTooLarge, Unavailable
+from ..schemas.errors import DeliveryFailed, InvalidRecord, RecordTooLarge, Unavailable
 from ..schemas.records import Assembly, Attempt, Reward, SpanBatch
 from ..schemas.serde import Decoder
 from ..schemas.topics import ASSEMBLIES, REWARDS, SPANS, TOPICS
 from .acks import Outbox
 from .assembler import Assembler
 from .assembly import without_calls, without_rows
+from .figures import Figures
 from .messages import Emitted, Late, Message, Output, Policy, Refused, Reread, Source
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 NAME = "assembler"
 REGISTRY_PAUSE_S = 1.0
 ACK_TIMEOUT_S = 60.0
+FLUSH_S = 3.0
 # Small enough that a slice of catching up does not keep timers and rebalances waiting.
 SLICE = 200
 POLL_S = 0.05
@@ -49,12 +52,17 @@ class Shell:
         self._producer = Producer(settings, NAME)
         self._outbox = Outbox(self._producer)
         self._quarantine = Quarantine(self._producer, NAME, settings.dlq_limit)
+        self._figures = Figures(telemetry.meter(settings, NAME), self.core, self._quarantine)
         self._assemblies: list[tuple[Assembly, int]] = []
         self._committed: dict[Position, int] = {}
 
     def close(self) -> None:
         """Flushes and frees connections."""
-        self._producer.close()
+        try:
+            self._producer.close(FLUSH_S)
+        except DeliveryFailed as error:  # it was not committed either: the next start reads it again
+            log.warning("closing: %s", error)
+        self._figures.close()
         self._registry.close()
 
     # --- records in
@@ -138,6 +146,7 @@ class Shell:
             self._outbox.send(assembly, partition)
         if assemblies:
             await asyncio.to_thread(self._outbox.seal().wait, ACK_TIMEOUT_S)
+        self._figures.tell()
         return {at: offset for at, offset in offsets.items() if self._committed.get(at) != offset}
 
     def committed(self, offsets: dict[Position, int]) -> None:

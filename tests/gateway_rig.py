@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import httpx
+from fake_meter import FakeMeter
 from openai import OpenAI
 
 from spanloop.infra.http_server import App, HttpThread
@@ -73,6 +74,7 @@ class Rig:
         self.broker.gate.set()
         self.attempts = Attempts()
         self.engines = Engines(policy)
+        self.meter = FakeMeter()
         self.read_to_end = 0
         self.when_read: list[Attempt] = []
         self.attempts.observe(Attempt(ROLLOUT, ATTEMPT, "preparing"))
@@ -116,7 +118,7 @@ class Rig:
         recorder = Recorder(self.broker, self._policy.ack_timeout_s)
         upstream = Upstream(self._policy, self.engines)
         gateway = Gateway(
-            self._policy, SECRET, self.attempts, self.engines, upstream, recorder, caught_up=self._caught_up
+            self._policy, SECRET, self.attempts, self.engines, upstream, recorder, self._caught_up, meter=self.meter
         )
         try:
             yield cast("App", create_app(gateway))

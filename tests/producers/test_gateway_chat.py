@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_rig import MakeRig, answer, choice
+from gateway_rig import MakeRig, answer, choice, wait_until
 from openai import BadRequestError
 
 from spanloop.infra.scripted_engine import Whole
@@ -23,6 +23,16 @@ def strictly(response: httpx.Response) -> dict[str, Any]:
         raise ValueError(f"{name} is no JSON")
 
     return json.loads(response.content, parse_constant=refuse)
+
+
+def test_each_call_is_counted_and_timed_once_with_what_became_of_it(rig: MakeRig) -> None:
+    r = rig(answer(choice([10])), Whole({"error": {"message": "no"}}, status=400))
+    assert [r.post().status_code, r.post().status_code] == [200, 400]
+    wait_until(lambda: len(r.meter.added) == 4)
+    labels = [{"policy": "policy", "outcome": outcome} for outcome in ("delivered", "failed")]
+    assert [(n, told) for n, _, told in r.meter.added] == [
+        (name, told) for told in labels for name in ("spanloop.gateway.calls", "spanloop.gateway.duration")
+    ]
 
 
 def test_the_agent_gets_what_it_would_get_without_us_and_the_record_gets_the_rest(rig: MakeRig) -> None:
