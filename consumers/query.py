@@ -9,13 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
@@ -23,9 +21,9 @@ from ..infra.clickhouse import connect
 from ..infra.clickhouse_client import Client
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, InvalidQuery
+from .plain import plain
 
 DATA = "clickhouse"
-Format = Literal["csv", "tsv", "json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +96,6 @@ def render(result: Result, format: str) -> str:
     writer.writerow(result.columns)
     writer.writerows([_cell(value) for value in row] for row in result.rows)
     return out.getvalue()
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: times as ISO text, bytes as hex, numbers that are none as null."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in cast("Sequence[Any]", value)]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return value.hex()
-    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _cell(value: Any) -> Any:

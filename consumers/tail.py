@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,11 +14,9 @@ from ..infra.kafka import Reader, wait_for_broker
 from ..infra.registry import Registry
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, InvalidRecord
-from ..schemas.packed import unpack_ids, unpack_logprobs
 from ..schemas.serde import Decoder, to_plain
 from ..schemas.topics import TOPICS, Topic
-
-IDS = frozenset({"prompt_ids", "response_ids", "token_ids"})
+from .plain import plain
 
 
 def topic_named(name: str) -> Topic:
@@ -44,7 +41,7 @@ def live(settings: Settings, name: str, *, beginning: bool = False) -> Generator
                 except InvalidRecord as error:
                     yield {**line, "error": str(error)}
                     continue
-                yield {**line, "record": readable(value)}
+                yield {**line, "record": plain(value)}
 
 
 def exported(home: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -55,25 +52,8 @@ def exported(home: Path, name: str) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for value in _records(file):
             partition, offset = value.pop("k_partition"), value.pop("k_offset")
-            yield {"partition": partition, "offset": offset, "record": readable(value)}
+            yield {"partition": partition, "offset": offset, "record": plain(value)}
 
 
 def _records(file: IO[bytes]) -> Iterator[dict[str, Any]]:
     return cast("Iterator[dict[str, Any]]", fastavro.reader(file))
-
-
-def readable(value: Any, name: str = "") -> Any:
-    """A record's value with packed fields unpacked, other bytes as hex and non-finite numbers as null."""
-    if isinstance(value, dict):
-        return {key: readable(item, key) for key, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [readable(item) for item in cast("list[Any]", value)]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if not isinstance(value, bytes):
-        return value
-    if name in IDS:
-        return unpack_ids(value)
-    if name == "logprobs":
-        return [readable(x) for x in unpack_logprobs(value)]
-    return list(value) if name == "mask" else value.hex()

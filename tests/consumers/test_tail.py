@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer as KafkaProducer
 
-from spanloop.consumers.tail import exported, live, readable, topic_named
+from spanloop.consumers.plain import plain
+from spanloop.consumers.tail import exported, live, topic_named
 from spanloop.infra.producer import Producer
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import ConfigError
@@ -24,7 +25,7 @@ from spanloop.schemas.topics import TASKS, TOPICS
 def shown_call(call: ModelCall) -> dict[str, Any]:
     """A call as it is shown in its span."""
     batch = SpanBatch("ro-1", "at-1", "wo-1", spans=[Span("0" * 32, "1" * 16, "chat", 7, call=call)])
-    return readable(to_plain(batch))["spans"][0]["call"]
+    return plain(to_plain(batch))["spans"][0]["call"]
 
 
 def test_packed_ids_and_logprobs_are_unpacked_wherever_they_are() -> None:
@@ -38,7 +39,7 @@ def test_packed_ids_and_logprobs_are_unpacked_wherever_they_are() -> None:
 
 def test_a_rows_mask_is_a_list_of_bits() -> None:
     row = {"token_ids": pack_ids([5, 6]), "mask": b"\x00\x01", "logprobs": pack_logprobs([NAN, -1.0])}
-    assert readable({"rows": [row]}) == {"rows": [{"token_ids": [5, 6], "mask": [0, 1], "logprobs": [None, -1.0]}]}
+    assert plain({"rows": [row]}) == {"rows": [{"token_ids": [5, 6], "mask": [0, 1], "logprobs": [None, -1.0]}]}
 
 
 @pytest.mark.parametrize(
@@ -46,12 +47,12 @@ def test_a_rows_mask_is_a_list_of_bits() -> None:
     [(math.nan, None), (math.inf, None), (0.0, 0.0), (b"\x00\xff", "00ff"), ([math.nan, 1], [None, 1]), ("x", "x")],
 )
 def test_other_values_become_json(value: object, shown: object) -> None:
-    assert readable(value) == shown
+    assert plain(value) == shown
 
 
 def test_a_reward_that_is_no_number_is_null() -> None:
     reward = Reward("rw-1", "ro-1", "judge", value=math.nan, dimensions={"style": math.inf, "facts": 1.0})
-    shown = readable(to_plain(reward))
+    shown = plain(to_plain(reward))
     assert shown["value"] is None
     assert shown["dimensions"] == {"style": None, "facts": 1.0}
 
