@@ -1,4 +1,7 @@
-"""What runs in or beside users' agents. Start with `agent` (rollout), `emit` and `operation`; `worker` runs them."""
+"""What runs in or beside users' agents and is first to write spans and rewards.
+
+Start with `agent` (rollout), `emit` and `operation`; `worker` runs them, `gateway` records their model calls.
+"""
 
 from .agent import Agent, FunctionAgent, Job, RolloutInfo, llm_rollout, prompt_rollout, rollout
 from .emit import emit_annotation, emit_exception, emit_message, emit_object, emit_reward

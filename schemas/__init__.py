@@ -1,1 +1,1 @@
-"""The contract: records, the closed list of topics, bytes in and out. No network."""
+"""The contract: records, the closed list of topics, bytes in and out; no network. Start with `records`."""
