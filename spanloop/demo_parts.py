@@ -116,9 +116,8 @@ def as_toml(config: TrainerConfig) -> str:
         value = getattr(config, field.name)
         if value is not None:
             plain = str(value) if isinstance(value, Path) else value
-            lines.append(
-                f"{field.name} = {json.dumps(plain, ensure_ascii=False)}\n"
-            )  # TOML refuses half a surrogate pair
+            # JSON's escapes of what is beyond the basic plane are surrogate pairs, which TOML refuses
+            lines.append(f"{field.name} = {json.dumps(plain, ensure_ascii=False)}\n")
         elif field.default is not None:
             raise ConfigError(f"{field.name} is None, which a TOML file cannot say; give it a value")
     return "".join(lines)
