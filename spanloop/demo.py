@@ -125,10 +125,11 @@ def train(config: DemoConfig, home: Path, console: Console, stack: ExitStack) ->
 
 
 def watch(parts: Running, monitor: Monitor, console: Console, groups: int) -> None:
-    """Shows the run until the trainer has decided on so many groups. Raises PartFailed."""
+    """Shows the run until the trainer has decided on so many groups. Raises PartFailed, DataLost."""
     with View(console, monitor, total=groups * GROUP_SIZE) as view:
         while monitor.groups_closed < groups:
             parts.check()
+            monitor.check()
             view.update()
             time.sleep(POLL_S)
 

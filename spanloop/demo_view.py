@@ -18,7 +18,7 @@ from spanloop.infra.kafka import Reader
 from spanloop.infra.lag import Lag
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
-from spanloop.schemas.errors import Unavailable
+from spanloop.schemas.errors import SpanloopError, Unavailable
 from spanloop.schemas.records import Decision, Resource, Trajectory
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import DEAD_LETTERS, DECISIONS, RESOURCES, REWARDS, SPANS, TRAJECTORIES, Topic
@@ -40,11 +40,13 @@ class Monitor:
 
     def __init__(self, settings: Settings, run_id: str) -> None:
         self._run_id = run_id
-        self._decoder = Decoder(Registry(settings.registry_url))
+        self._registry = Registry(settings.registry_url)
+        self._decoder = Decoder(self._registry)
         self._reader = Reader(settings, "demo-monitor")
         self._reader.assign_topics([TRAJECTORIES, DECISIONS, RESOURCES, DEAD_LETTERS])
         self._lags = {name: Lag(settings, group, topics) for name, (group, topics) in GROUPS.items()}
         self._stop = threading.Event()
+        self._failure: SpanloopError | None = None
         self._seen: set[str] = set()
         self.started = time.monotonic()
         self.rewards: deque[float] = deque(maxlen=WINDOW)
@@ -64,6 +66,11 @@ class Monitor:
         """Mean reward of the last hundred train rollouts."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
+    def check(self) -> None:
+        """Raises what ended the following: the run's end would never be seen."""
+        if self._failure is not None:
+            raise self._failure
+
     def wait_for_sink(self, patience_s: float) -> bool:
         """Waits until ClickHouse holds all that was written before nobody wrote any more; False = it took too long."""
         deadline = time.monotonic() + patience_s
@@ -79,16 +86,20 @@ class Monitor:
         for thread in self._threads:
             thread.join(3.0)
         self._reader.close()
+        self._registry.close()
         for lag in self._lags.values():
             lag.close()
 
     def _follow(self) -> None:
-        while not self._stop.is_set():
-            for m in self._reader.poll(timeout_s=0.2):
-                if m.topic == DEAD_LETTERS.name:
-                    self.dead_letters += 1
-                elif m.value is not None:
-                    self._take(m.topic, m.value)
+        try:
+            while not self._stop.is_set():
+                for m in self._reader.poll(timeout_s=0.2):
+                    if m.topic == DEAD_LETTERS.name:
+                        self.dead_letters += 1
+                    elif m.value is not None:
+                        self._take(m.topic, m.value)
+        except SpanloopError as error:
+            self._failure = error
 
     def _take(self, topic: str, value: bytes) -> None:
         if topic == TRAJECTORIES.name:
