@@ -24,7 +24,8 @@ PROMOTIONS: dict[str, tuple[str, ...]] = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-Schema = Any  # parsed Avro: a name, a list of branches or a dict
+Schema = Any  # parsed Avro: a name, a list of branches or a Named
+Named = dict[str, Schema]  # a record, an enum or a fixed, by its attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Parsed:
 
 def parse(text: str) -> Parsed:
     """Raises SchemaMismatch where the text is no Avro schema."""
-    named: dict[str, Any] = {}
+    named: Named = {}
     try:
         root = parse_schema(json.loads(text), named_schemas=named, _write_hint=False)
     except (ValueError, KeyError, TypeError, AttributeError, SchemaParseException, UnknownType) as error:
@@ -113,7 +114,7 @@ class _Check:
         ]
         return same[0] if same else [f"{_at(path)}: no branch of the reader's union takes {_kind(writer)}"]
 
-    def _record(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    def _record(self, reader: Named, writer: Named, path: str) -> list[str]:
         if not _same_name(reader, writer):
             return [f"{_at(path)}: record {reader['name']} cannot read record {writer['name']}"]
         key = (reader["name"], writer["name"])
@@ -131,7 +132,7 @@ class _Check:
                 out.append(f"{_at(inner)}: not written and without a default")
         return out
 
-    def _enum(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    def _enum(self, reader: Named, writer: Named, path: str) -> list[str]:
         if not _same_name(reader, writer):
             return [f"{_at(path)}: enum {reader['name']} cannot read enum {writer['name']}"]
         unknown = [s for s in writer["symbols"] if s not in reader["symbols"]]
@@ -147,16 +148,16 @@ def _resolve(schema: Schema, named: Mapping[str, Schema]) -> Schema:
 def _kind(schema: Schema) -> str:
     if isinstance(schema, list):
         return "union"
-    return str(cast("dict[str, Any]", schema)["type"]) if isinstance(schema, dict) else str(schema)
+    return str(cast("Named", schema)["type"]) if isinstance(schema, dict) else str(schema)
 
 
-def _same_name(reader: dict[str, Any], writer: dict[str, Any]) -> bool:
+def _same_name(reader: Named, writer: Named) -> bool:
     """By the specification unqualified names are compared, or a reader's alias."""
     names = {str(n).rpartition(".")[2] for n in (reader["name"], *reader.get("aliases", ()))}
     return str(writer["name"]).rpartition(".")[2] in names
 
 
-def _fixed(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+def _fixed(reader: Named, writer: Named, path: str) -> list[str]:
     if _same_name(reader, writer) and reader["size"] == writer["size"]:
         return []
     return [f"{_at(path)}: fixed {reader['name']}({reader['size']}) cannot read {writer['name']}({writer['size']})"]

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Protocol, cast
 
 import chdb
 
@@ -68,6 +68,23 @@ class Request:
     chunks: Iterable[bytes]
 
 
+class Done(Protocol):
+    """What a statement gave, as chDB tells it."""
+
+    def bytes(self) -> bytes: ...
+    def rows_read(self) -> int: ...
+    def bytes_read(self) -> int: ...
+    def rows_written(self) -> int: ...
+    def bytes_written(self) -> int: ...
+
+
+class Handle(Protocol):
+    """The part of a chDB connection that is used; its own annotations stop at Any."""
+
+    def query(self, query: str, format: str, *, params: Mapping[str, str] | None = None) -> Done: ...
+    def close(self) -> None: ...
+
+
 class Engine:
     """Owns the folder for as long as it lives; thread-safe."""
 
@@ -76,7 +93,7 @@ class Engine:
         self._path = str(path)
         self._uploads = path / "tmp"
         self._keep = _connect(self._path)  # the engine stays up while one handle is open
-        names = cast("bytes", self._keep.query("SELECT name FROM system.table_functions", "TSVRaw").bytes())
+        names = self._keep.query("SELECT name FROM system.table_functions", "TSVRaw").bytes()
         self._denied = denied_functions(names.decode().split())
         self._uploads.mkdir(exist_ok=True)
 
@@ -115,7 +132,7 @@ class Engine:
             return self._query(handle, sql, request.params)
 
     @contextmanager
-    def _handle(self, request: Request) -> Generator[Any]:
+    def _handle(self, request: Request) -> Generator[Handle]:
         handle = _connect(self._path)
         try:
             if database := request.params.get("database"):
@@ -130,7 +147,7 @@ class Engine:
         finally:
             handle.close()
 
-    def _insert(self, handle: Any, insert: InlineInsert, first: bytes, rest: Iterator[bytes]) -> Answer:
+    def _insert(self, handle: Handle, insert: InlineInsert, first: bytes, rest: Iterator[bytes]) -> Answer:
         """By a file: chDB's streaming insert swallows errors of views, and inline binary data ends at any ';' line."""
         with tempfile.NamedTemporaryFile(dir=self._uploads) as upload:
             upload.write(first)
@@ -141,18 +158,18 @@ class Engine:
             done = handle.query(f"{into} FROM INFILE {literal(upload.name)} {settings} FORMAT {insert.format}", "Null")
         return Answer(200, b"", summary={"written_rows": done.rows_written(), "written_bytes": done.bytes_written()})
 
-    def _query(self, handle: Any, sql: str, params: Mapping[str, str]) -> Answer:
+    def _query(self, handle: Handle, sql: str, params: Mapping[str, str]) -> Answer:
         form = result_format(sql) or params.get("default_format") or "TabSeparated"
         values = {k.removeprefix("param_"): v for k, v in params.items() if k.startswith("param_")}
         done = handle.query(sql, form, params=values)
-        body = cast("bytes", done.bytes())
+        body = done.bytes()
         is_result = kind(sql) == "query"
         if is_result and not body and form == "Native":
             body = self._native_header(handle, sql, values)
         summary = {"read_rows": done.rows_read(), "read_bytes": done.bytes_read()}
         return Answer(200, body, form if is_result else "", summary=summary)
 
-    def _native_header(self, handle: Any, sql: str, values: Mapping[str, str]) -> bytes:
+    def _native_header(self, handle: Handle, sql: str, values: Mapping[str, str]) -> bytes:
         """Column names and types of an empty result, for which chDB writes no block."""
         try:
             table = handle.query(f"DESCRIBE ({without_format(sql)})", "JSONCompactEachRow", params=values).bytes()
@@ -164,9 +181,8 @@ class Engine:
         return _varint(len(columns)) + b"\0" + b"".join(parts)
 
 
-def _connect(path: str) -> Any:
-    """chDB's own annotations stop at Any."""
-    return chdb.connect(path)
+def _connect(path: str) -> Handle:
+    return cast("Handle", chdb.connect(path))
 
 
 def _varint(number: int) -> bytes:

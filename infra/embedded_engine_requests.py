@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -66,10 +66,10 @@ class _Request(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _present(cls, data: Any) -> Any:
+    def _present(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        given = {k: v for k, v in cast("dict[str, Any]", data).items() if v is not None}
+        given = {k: v for k, v in cast("dict[str, object]", data).items() if v is not None}
         for name, off in UNSUPPORTED.items():
             if name in given and given[name] not in off:
                 raise ValueError(f"{name}={given[name]!r} is not supported by the embedded engine; use vLLM")
@@ -86,16 +86,16 @@ class _Request(BaseModel):
 class ChatRequest(_Request):
     """A body of /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[dict[str, object]] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    tools: list[dict[str, object]] = Field(default_factory=list[dict[str, object]])
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict[str, object])
 
     @property
     def limit(self) -> int | None:
@@ -136,43 +136,43 @@ def parse(kind: type[R], raw: bytes) -> R:
         raise RefusedRequest(wrong) from error
 
 
-def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def chat_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Messages as chat templates expect them: text content, no empty tool_calls, tool arguments as objects."""
     return [_message(m) for m in messages]
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _message(message: Mapping[str, object]) -> dict[str, object]:
     out = {**message, "content": _text(message.get("content"))}
     if calls := out.pop("tool_calls", None):
-        out["tool_calls"] = [_tool_call(call) for call in calls]
+        out["tool_calls"] = [_tool_call(call) for call in cast("list[object]", calls)]
     return out
 
 
-def _text(content: Any) -> str:
+def _text(content: object) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     parts: list[str] = []
-    for part in cast("list[Any]", content) if isinstance(content, list) else [content]:
-        if not isinstance(part, dict) or not isinstance(text := cast("dict[str, Any]", part).get("text"), str):
+    for part in cast("list[object]", content) if isinstance(content, list) else [content]:
+        if not isinstance(part, dict) or not isinstance(text := cast("dict[str, object]", part).get("text"), str):
             raise RefusedRequest(f"message content {part!r} is no text; the embedded engine serves text only")
         parts.append(text)
     return "\n".join(parts)
 
 
-def _tool_call(call: Any) -> Any:
-    outer = cast("dict[str, Any]", call) if isinstance(call, dict) else {}
+def _tool_call(call: object) -> object:
+    outer = cast("dict[str, object]", call) if isinstance(call, dict) else {}
     function = outer.get("function")
     if not isinstance(function, dict):
-        return cast("Any", call)
-    held = cast("dict[str, Any]", function)
+        return cast("object", call)
+    held = cast("dict[str, object]", function)
     arguments = held.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except ValueError:  # a model's broken call stays the text it was
-            return cast("Any", call)
+            return cast("object", call)
     return {**outer, "function": {**held, "arguments": arguments}}
 
 

@@ -21,8 +21,8 @@ CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 LOOPBACK = "127.0.0.1"
 OK = 200
 
-Body = dict[str, Any]
-Route = Callable[[SchemaStore, tuple[str, ...], Body], Any]
+Body = dict[str, object]
+Route = Callable[[SchemaStore, tuple[str, ...], Body], object]
 
 
 def _detail(found: tuple[Registered, int], subject: str) -> Body:
@@ -89,7 +89,7 @@ ROUTES: list[tuple[str, str, Route]] = [
 ]
 
 
-def answer(store: SchemaStore, method: str, path: str, body: Body) -> tuple[int, Any]:
+def answer(store: SchemaStore, method: str, path: str, body: Body) -> tuple[int, object]:
     """(status, JSON value) for a request."""
     for wanted, pattern, route in ROUTES:
         found = re.fullmatch(pattern, path)
@@ -113,7 +113,7 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Any, client_address: object) -> None:
         with self._lock:
             self._connections.add(request)
         super().process_request(request, client_address)
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(length) if length else b"{}"
         path = urlsplit(self.path).path.rstrip("/")
         try:
-            body: Any = json.loads(raw)
+            body: object = json.loads(raw)
         except ValueError:
             body = None
         if isinstance(body, dict):
@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = _serve
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Says nothing; the clients report what goes wrong."""
 
 

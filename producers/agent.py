@@ -95,11 +95,11 @@ class Agent(Protocol):
 class FunctionAgent:
     """A function as an agent; calling it calls the function."""
 
-    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+    def __init__(self, function: Callable[..., object], name: str | None = None) -> None:
         """Raises TypeError for parameters that a worker cannot fill."""
         self.function = function
         self.name = name or getattr(function, "__name__", "agent")
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async: bool = inspect.iscoroutinefunction(function)
         self._parameters = _parameters(function)
         functools.update_wrapper(self, function)
 
@@ -110,7 +110,7 @@ class FunctionAgent:
         return self.function(**{name: _FILL[name](job) for name in self._parameters})
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+def _parameters(function: Callable[..., object]) -> tuple[str, ...]:
     found = inspect.signature(function).parameters.values()
     known = tuple(p.name for p in found if p.name in PARAMETERS)
     unknown = [p.name for p in found if p.name not in PARAMETERS and p.default is p.empty and p.kind < p.VAR_POSITIONAL]
@@ -142,21 +142,21 @@ _FILL: dict[str, Callable[[Job], object]] = {
 
 
 @overload
-def rollout(function: Callable[..., Any], /) -> FunctionAgent: ...
+def rollout(function: Callable[..., object], /) -> FunctionAgent: ...
 @overload
-def rollout(*, name: str | None = None) -> Callable[[Callable[..., Any]], FunctionAgent]: ...
-def rollout(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
+def rollout(*, name: str | None = None) -> Callable[[Callable[..., object]], FunctionAgent]: ...
+def rollout(function: Callable[..., object] | None = None, /, *, name: str | None = None) -> Any:
     """Makes an agent of a function: `@rollout` or `@rollout(name="…")`."""
     return FunctionAgent(function, name) if function is not None else functools.partial(FunctionAgent, name=name)
 
 
-def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: bool = True) -> Any:
+def llm_rollout(function: Callable[..., object] | None = None, /, *, strip_proxy: bool = True) -> Any:
     """`rollout` under the name that marks an agent with an `llm`; the LLM is always bound to its attempt."""
     del strip_proxy
     return rollout(function) if function is not None else rollout()
 
 
-def prompt_rollout(function: Callable[..., Any] | None = None, /) -> Any:
+def prompt_rollout(function: Callable[..., object] | None = None, /) -> Any:
     """`rollout` under the name that marks an agent with a `prompt_template`."""
     return rollout(function) if function is not None else rollout()
 
