@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +20,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from spanloop import cli, cli_ask, cli_parts
-from spanloop.infra.settings import PREFIX
+from spanloop.consumers.export import ExportService
+from spanloop.infra.producer import Producer
+from spanloop.infra.settings import PREFIX, Settings
+from spanloop.schemas.records import Task
 from spanloop.schemas.topics import TOPICS
 
 del cli_ask, cli_parts  # they register their commands
@@ -115,6 +121,25 @@ def test_contradicting_arguments_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert said in refused(monkeypatch, capsys, *arguments)
+
+
+def test_a_reachable_topic_is_printed_as_lines_of_json(
+    bare: Path, embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in embedded_settings.environment().items():
+        monkeypatch.setenv(name, value)
+    with closing(Producer(embedded_settings, "test")) as producer:
+        producer.send_wait(Task(rollout_id="ro-1", run_id="run", input='"é"'))
+    exported = ExportService(embedded_settings, bare / "topics")
+    (stop := threading.Event()).set()
+    exported.run(stop)
+    for arguments in (["--from-beginning", "-n", "1"], ["--home", str(bare)]):
+        monkeypatch.setattr(sys, "argv", ["spanloop", "tail", "tasks", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        (line,) = capsys.readouterr().out.splitlines()
+        assert json.loads(line)["record"]["input"] == '"é"'
 
 
 @pytest.fixture
