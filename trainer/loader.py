@@ -101,7 +101,7 @@ class LoaderService:
                 ended.set()
                 self._changed.set()
                 beats.join()
-                producer.send(self._heartbeat(goodbye=True))
+                self._tell(producer, goodbye=True)
 
     def _claim(self, producer: Producer, inbox: LoaderLog, stop: threading.Event) -> None:
         """Takes the engine's lease: at once, or when a loader that has died is silent for long enough."""
@@ -204,12 +204,15 @@ class LoaderService:
     def _beat(self, producer: Producer, ended: threading.Event) -> None:
         """Writes a heartbeat each second and at each change, also while a load takes its time."""
         while not ended.is_set():
-            try:
-                producer.send(self._heartbeat())
-            except (BackPressure, DeliveryFailed) as error:
-                log.warning("no heartbeat: %s", error)
+            self._tell(producer)
             self._changed.wait(BEAT_S)
             self._changed.clear()
+
+    def _tell(self, producer: Producer, *, goodbye: bool = False) -> None:
+        try:
+            producer.send(self._heartbeat(goodbye=goodbye))
+        except (BackPressure, DeliveryFailed) as error:  # the next one says the same, and silence ends the lease too
+            log.warning("no heartbeat: %s", error)
 
     def _heartbeat(self, *, goodbye: bool = False) -> Worker:
         """`alive` = the engine can be called; the lease is the label."""
