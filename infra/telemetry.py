@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..schemas.errors import ConfigError
@@ -45,8 +45,8 @@ class Meter(Protocol):
         """Counts, sets or observes: as its kind is, so that call sites need not know it."""
         ...
 
-    def span(self, name: str) -> Any:
-        """A context manager around one piece of work."""
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Around one piece of work."""
         ...
 
     def close(self) -> None:
