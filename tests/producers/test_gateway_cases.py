@@ -101,3 +101,11 @@ def test_a_streamed_answer_without_tokens_is_told_apart_from_one_without_ids(
     (call,) = r.broker.calls()
     assert (call.response_ids, call.finish_reason, call.usage.output, call.flags) == (packed, "stop", 0, [flag])
     assert call.delivered
+
+
+def test_usage_that_every_chunk_repeats_counts_once(rig: MakeRig) -> None:  # GW-2
+    running = [{**part, "usage": {"prompt_tokens": 26, "completion_tokens": n}} for n, part in enumerate(ABC, 1)]
+    r = rig(Streamed([*running, {**STOP, "usage": USAGE}, USAGE_CHUNK, "[DONE]"]))
+    r.post(stream=True, stream_options={"include_usage": True})
+    (call,) = r.broker.calls()
+    assert call.usage == Usage(input=26, output=3)

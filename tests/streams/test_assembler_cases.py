@@ -172,3 +172,12 @@ def test_a_failure_reward_that_is_no_number_is_none() -> None:  # CA-2
     marker = end("failed", failure_class="agent", context=AttemptContext(failure_reward=float("nan")))
     bench.give(batch(llm("s1", [1], [2]), begin=True, end=marker))
     assert bench.last().final_reward is None
+
+
+def test_a_reward_event_sent_twice_is_one_event() -> None:  # CA-9
+    bench = Bench()
+    bench.give(batch(llm("s1", [1], [2]), begin=True), rew(0.3, "s1"), rew(0.3, "s1"), batch(end=end(mode="step")))
+    (found,) = bench.trajectories()
+    assert ([c.credit for c in found.calls], len(found.rewards), found.revision) == ([0.3], 1, 2)
+    bench.give(rew(0.3, "s1"))
+    assert (len(bench.trajectories()), bench.committable()) == (1, {"spans": 2, "rewards": 3})
