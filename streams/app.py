@@ -96,7 +96,8 @@ class AssemblerApp(App):
 
     async def on_stop(self) -> None:
         self._generation += 1
-        with suppress(asyncio.TimeoutError, SpanloopError):  # not committed = read again, nothing is lost
+        # not committed = read again, nothing is lost; a consumer that has crashed cancels what it was asked
+        with suppress(asyncio.TimeoutError, asyncio.CancelledError, SpanloopError):
             await asyncio.wait_for(self.commit_now(), LAST_COMMIT_S)
         await super().on_stop()
 

@@ -223,7 +223,7 @@ def test_records_removed_before_they_were_read_are_an_error(embedded_settings: S
 
 
 def test_the_faust_command_runs_it_and_a_signal_ends_it(each_settings: Settings, producer: Producer) -> None:
-    command = [sys.executable, "-m", "faust", "-A", "spanloop.streams.app", "worker", "--without-web", "-l", "warning"]
+    command = [sys.executable, "-m", "faust", "-A", "spanloop.streams.app", "worker", "--without-web", "-l", "warn"]
     process = subprocess.Popen(
         command, env={"PATH": "/usr/bin:/bin", **each_settings.environment()}, cwd=each_settings.home
     )
