@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ROOMS := schemas infra producers streams consumers trainer
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench faults lock clean
+.PHONY: help demo test check bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

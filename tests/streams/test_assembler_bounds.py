@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from events import Bench, batch, end, llm, rew, span
 
-from spanloop.streams.messages import Emitted, Late, Policy
+from spanloop.streams.messages import Emitted, Output, Late, Policy
 
 
 def flagged(bench: Bench) -> list[str]:
@@ -61,7 +61,7 @@ def test_ten_thousand_attempts_that_never_end_are_closed_and_leave_nothing_behin
         for i in range(2500):
             bench.give(replace(batch(*spans, begin=True), attempt_id=f"at-{wave}-{i}"))
         bench.wait(7200)
-        bench.out = [o for o in bench.out if isinstance(o, Emitted)][-1:]
+        bench.out = list[Output](o for o in bench.out if isinstance(o, Emitted))[-1:]
         assert bench.assembler.attempts == {}
         peaks.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
