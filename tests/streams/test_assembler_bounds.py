@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from events import Bench, batch, end, llm, rew, span
 
-from spanloop.streams.messages import Emitted, Output, Late, Policy
+from spanloop.streams.messages import Emitted, Late, Output, Policy
 
 
 def flagged(bench: Bench) -> list[str]:
