@@ -182,7 +182,7 @@ class Engine:
 
 
 def _connect(path: str) -> Handle:
-    return cast("Handle", chdb.connect(path))
+    return cast("Handle", chdb.connect(path))  # pyright: ignore[reportUnknownMemberType]  # chdb carries no types
 
 
 def _varint(number: int) -> bytes:
