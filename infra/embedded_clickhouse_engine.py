@@ -42,6 +42,9 @@ STATUS = {
     **dict.fromkeys((46, 47, 50, 60, 81, 115), 404),
     48: 501, 159: 408, 164: 403, 497: 403,
 }  # fmt: skip
+# What chDB raises. Its two distributions each bring a `chdb/__init__.py` with a ChdbError of its own, and which one is
+# installed last decides; both derive what the engine raises from this one.
+ENGINE_ERROR = RuntimeError
 CODE = re.compile(r"Code: (\d+)")
 ACCESS_DENIED, UNKNOWN = 497, 1002
 # An INSERT's own words come before its data; a longer head than this is no head.
@@ -108,7 +111,7 @@ class Engine:
             return self._run(request)
         except Refused as error:
             return Answer(403, f"Code: 497. DB::Exception: {error}. (ACCESS_DENIED)\n".encode(), code=ACCESS_DENIED)
-        except chdb.ChdbError as error:
+        except ENGINE_ERROR as error:
             text = str(error)
             text = text[max(text.find("Code: "), 0) :]
             code = int(found[1]) if (found := CODE.search(text)) else UNKNOWN
@@ -173,7 +176,7 @@ class Engine:
         """Column names and types of an empty result, for which chDB writes no block."""
         try:
             table = handle.query(f"DESCRIBE ({without_format(sql)})", "JSONCompactEachRow", params=values).bytes()
-        except chdb.ChdbError:  # SHOW and its like cannot be described; clients take an empty body for no columns
+        except ENGINE_ERROR:  # SHOW and its like cannot be described; clients take an empty body for no columns
             return b""
         columns = [cast("list[str]", json.loads(line))[:2] for line in table.splitlines()]
         # long types come over several lines, which clients do not parse
