@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,10 +80,16 @@ def finish(
         example = query("SELECT rollout_id FROM v_rollouts WHERE final ORDER BY final_reward DESC LIMIT 1").rows
     console.print("\n[bold]try[/]")
     statement = "select policy_version, count(), avg(output_tokens) from v_calls group by 1 order by 1"
-    console.print(f'  spanloop sql --home {home} "{statement}"', soft_wrap=True, highlight=False)
+    spanloop = program()
+    console.print(f'  {spanloop} sql --home {home} "{statement}"', soft_wrap=True, highlight=False)
     rollout = example[0][0] if example else "ro-…"
-    console.print(f"  spanloop show --home {home} {rollout}", soft_wrap=True, highlight=False)
-    console.print(f"  spanloop tail --home {home} spans -n 3", soft_wrap=True, highlight=False)
+    console.print(f"  {spanloop} show --home {home} {rollout}", soft_wrap=True, highlight=False)
+    console.print(f"  {spanloop} tail --home {home} spans -n 3", soft_wrap=True, highlight=False)
+
+
+def program() -> str:
+    """What to type for `spanloop` here: its name, or its path while its environment is not active."""
+    return "spanloop" if shutil.which("spanloop") else os.path.relpath(sys.argv[0])
 
 
 def show(result: Result, home: Path, config: DemoConfig, console: Console) -> None:
