@@ -17,7 +17,7 @@ TIMEOUT_S = 560
 GOAL = 0.95
 CONTROL_BOUND = 0.6
 # By then a run that learns is past the bound; see the curve in the README.
-CONTROL_ROLLOUTS = 1536
+CONTROL_ROLLOUTS = 1280
 
 
 def seeds() -> list[int]:

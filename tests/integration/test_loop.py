@@ -23,7 +23,7 @@ ON_KAFKA = pytest.param("--kafka", marks=pytest.mark.kafka)
 
 
 def command(home: Path, *extra: str) -> list[str]:
-    flags = ["--home", str(home), "--rollouts", str(STEPS * BATCH), "--warm-steps", "40"]
+    flags = ["--home", str(home), "--rollouts", str(STEPS * BATCH), "--warm-steps", "100"]
     return [sys.executable, "-m", "spanloop", "demo", *flags, *(flag for flag in extra if flag)]
 
 
@@ -61,6 +61,16 @@ def test_the_loop_turns_for_three_policy_versions_and_loses_nothing(
     assert figures["max_staleness_trained"] <= 4
     assert len({line["record"]["attempt_id"] for line in exported(home, "trajectories")}) == rollouts
     assert ask(home, "select count() from v_trajectories where final") == [[rollouts]]
+    engine_and_trainer_agree(home)
+
+
+def engine_and_trainer_agree(home: Path) -> None:
+    """Over every trained token drawn from the very weights that a step starts from, |Δ log-prob| stays below 1e-4."""
+    lines = (home / "trainer" / "metrics.jsonl").read_text("utf-8").splitlines()
+    steps = [json.loads(line)["metrics"] for line in lines]
+    fresh = [step for step in steps if step.get("onpolicy_tokens")]
+    assert fresh, steps
+    assert max(step["onpolicy_abs_diff_max"] for step in fresh) < 1e-4
 
 
 @pytest.mark.slow
