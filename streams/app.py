@@ -264,7 +264,12 @@ class AssemblerService:
             while not (stop.is_set() or app.crashed or (starting.done() and starting.exception())):
                 await asyncio.sleep(STOP_POLL_S)
         finally:
-            await app.stop()
+            try:
+                await app.stop()
+            except RuntimeError as error:  # Faust's consumer thread may be gone already; what crashed it is told below
+                if app.crash_reason is None:
+                    raise
+                log.debug("stopping after a crash: %s", error)
             await asyncio.wait([starting])
         if isinstance(app.crash_reason, (OffsetOutOfRangeError, NoOffsetForPartitionError)):
             raise lost(app.settings, f"consumer {NAME}: {app.crash_reason}") from app.crash_reason

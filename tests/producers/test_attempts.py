@@ -98,11 +98,12 @@ def test_no_more_attempts_run_at_once_than_there_are_slots(asynchronous: bool) -
 
 
 def test_an_asynchronous_agent_is_cancelled_at_its_deadline() -> None:
-    cancelled = threading.Event()
+    started, cancelled = threading.Event(), threading.Event()
 
     @rollout
     async def agent(task: Any) -> None:
         del task
+        started.set()
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
@@ -111,6 +112,7 @@ def test_an_asynchronous_agent_is_cancelled_at_its_deadline() -> None:
 
     with bench(agent) as b:
         b.accept(1)
+        assert started.wait(10)
         b.clock.advance(9.9)
         b.attempts.tick()
         assert b.attempts.named() == ["at-1"]
