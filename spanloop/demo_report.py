@@ -89,7 +89,10 @@ def finish(
 
 def program() -> str:
     """What to type for `spanloop` here: its name, or its path while its environment is not active."""
-    return "spanloop" if shutil.which("spanloop") else os.path.relpath(sys.argv[0])
+    if shutil.which("spanloop"):
+        return "spanloop"
+    script = os.path.relpath(sys.argv[0])
+    return "python -m spanloop" if script.endswith("__main__.py") else script
 
 
 def show(result: Result, home: Path, config: DemoConfig, console: Console) -> None:
