@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,7 +104,10 @@ def demo(
         processes=processes,
         kafka=kafka,
     )
-    sys.exit(run_demo(config))
+    status = run_demo(config)
+    if status:  # interrupted, all is closed; threads of agents that were left alone would hold the interpreter
+        sys.stdout.flush()
+        os._exit(status)
 
 
 def main() -> None:

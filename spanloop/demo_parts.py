@@ -41,11 +41,12 @@ class Running:
 
     def __init__(self, plan: Plan, *, processes: bool) -> None:
         logs = plan.home / "logs"
+        self._export = Threads()
         self._keepers = (Threads(), Processes(plan.settings, logs))
         self._writers = (Threads(), Processes(plan.settings, logs))
         self._engine: EngineProcess | None = None
         try:
-            self._keepers[0].start("export", ExportService(plan.settings, plan.home / "topics"))
+            self._export.start("export", ExportService(plan.settings, plan.home / "topics"))
             self._writers[1].start("gateway", ["gateway", "--port", str(plan.gateway_port)])
             if processes:
                 self._start_processes(plan)
@@ -80,21 +81,25 @@ class Running:
 
     def check(self) -> None:
         """Raises PartFailed once any part has failed."""
-        for group in (*self._writers, *self._keepers):
+        for group in (*self._writers, *self._keepers, self._export):
             group.check()
 
     def stop_writing(self) -> None:
         """Stops what writes to topics, so that the sink can come to their end."""
-        for group in self._writers:
-            group.close()
+        threads, processes = self._writers
+        threads.stop.set()  # all leave side by side, then each is waited for
+        processes.ask()
+        threads.close()
+        processes.close()
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        self._export.stop.set()  # it reads to the end while the sink does
 
     def close(self) -> None:
         """Stops everything."""
         self.stop_writing()
-        for group in self._keepers:
+        for group in (self._export, *self._keepers):
             group.close()
 
     def __enter__(self) -> Running:

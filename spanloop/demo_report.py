@@ -71,8 +71,8 @@ def finish(
     """Prints the table and the curve, writes the report, says what to try next."""
     wall_s = time.monotonic() - monitor.started
     with opened(settings, None) as query:
-        table = query(PER_VERSION)
-        show(table, home, config, console)
+        if not interrupted:  # drawing takes a second of the five that Ctrl-C promises
+            show(query(PER_VERSION), home, config, console)
         if config.report is not None:
             figures = report(query, config, monitor, wall_s, interrupted=interrupted)
             config.report.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")

@@ -99,11 +99,15 @@ class Processes:
                 tail = Path(output.name).read_text("utf-8", "replace")[-2000:]
                 raise PartFailed(f"{name} ended with status {child.returncode}:\n{tail}")
 
-    def close(self) -> None:
-        """Ends all processes, and those that do not go, by force."""
+    def ask(self) -> None:
+        """Tells all to leave, without waiting."""
         for _, child, _ in self._children:
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Ends all processes, and those that do not go, by force."""
+        self.ask()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for name, child, output in self._children:
             try:
