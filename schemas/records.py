@@ -44,8 +44,8 @@ from .trajectories import (
 AssignmentAction = Literal["unknown", "run", "cancel"]
 AttemptStatus = Literal["unknown", "preparing", "running", "closing", "ended"]
 ResourceKind = Literal["unknown", "prompt", "model", "policy", "json"]
-RolloutStatus = Literal["unknown", "queuing", "running", "succeeded", "failed", "cancelled"]
-TaskAction = Literal["unknown", "run", "cancel", "pause", "resume"]
+RolloutStatus = Literal["unknown", "queuing", "running", "succeeded", "failed", "cancelled", "order"]
+TaskAction = Literal["unknown", "run", "cancel", "pause", "resume", "limit", "drain", "undrain"]
 WorkerRole = Literal["unknown", "worker", "engine", "trainer"]
 
 
@@ -59,6 +59,10 @@ class Limits:
     claim_s: float = 30.0  # from dispatch to begin
     retry_on: list[str] = field(default_factory=list[str])  # end statuses, error types; empty = by class
     failure_reward: float | None = None  # reward of a failure of class agent; null = none
+    backoff_s: float = 0.25  # before the next try of one that failed; doubles with each further one; 0 = at once
+    backoff_max_s: float = 30.0  # the longest it grows to
+    rollout_timeout_s: float | None = None  # over the whole rollout, its queueing and every try; null = none
+    run_concurrency: int | None = None  # attempts of the run out at once, from now on; null = as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class Task:
 
     rollout_id: str  # key; the same id again changes nothing
     run_id: str  # runs share workers fairly
-    action: TaskAction = "run"  # run, or cancel/pause/resume what runs
+    action: TaskAction = "run"  # run, or an order: `orders.py` makes them
     group_id: str | None = None  # rollouts compared with each other; minted per enqueue
     sample: int = 0  # index in the group
     group_size: int = 1  # members of the group
@@ -130,6 +134,7 @@ class Worker:
     run_id: str | None = None  # trainers: the run trained on
     beat_ns: int = 0  # Unix time in nanoseconds
     alive: bool = True  # false: a goodbye
+    draining: bool = False  # takes no more, ends what it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +165,13 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The controller's whole state of a rollout.
+    """The controller's whole state of a rollout, or (status order, key run:<id> or worker:<id>) an order that stands.
 
     Topic rollouts (compacted), key rollout_id. Read by the controller, waiters.
     """
 
     rollout_id: str  # key
-    status: RolloutStatus  # queuing, running, succeeded, failed, cancelled
+    status: RolloutStatus  # queuing, running, succeeded, failed, cancelled; order: no rollout
     task: Task  # what was asked
     final: bool = False  # true: nothing will change any more
     tries: int = 0  # attempts that count as tries
@@ -188,6 +193,7 @@ class Rollout:
     error_type: str | None = None  # of the last failure
     pins: dict[str, int | None] = field(default_factory=dict[str, "int | None"])  # of the current attempt, resolved
     epoch: int = 0  # of the controller that wrote it; a later controller takes a higher one
+    taken_ns: int = 0  # when the controller took it in; unlike any other's, in the log's order
 
 
 @dataclass(frozen=True, slots=True)
