@@ -1,8 +1,8 @@
 """Records to bytes and back: Avro bodies in Confluent framing (byte 0, 4-byte schema id, body).
 
-Bodies are written and read by fastavro with parsed schemas cached by id. The schema id is also accepted in the header
-`__value_schema_id` (byte 0 + id, or byte 1 + GUID), as newer Confluent clients send it. No network here: who looks
-ids up is passed in.
+Bodies of this version's schemas are written and read by compiled functions, those of other versions read by fastavro,
+which resolves the two schemas. The schema id is also accepted in the header `__value_schema_id` (byte 0 + id, or byte 1
++ GUID), as newer Confluent clients send it. No network here: who looks ids up is passed in.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol, TypeVar, cast
@@ -21,8 +22,9 @@ import fastavro
 import msgspec
 from fastavro.schema import parse_schema
 
+from . import records, spans, trajectories
+from .compiled import compile_reader, compile_writer
 from .errors import InvalidRecord
-from .records import SpanBatch
 from .topics import BY_RECORD, TOPICS, Record, Topic
 
 MAGIC = 0
@@ -31,8 +33,16 @@ SCHEMA_ID_HEADER = "__value_schema_id"
 Headers = Sequence[tuple[str, "str | bytes | None"]] | None
 T = TypeVar("T")
 # fastavro's stubs leave its file argument untyped
-write_datum = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
 read_datum = cast("Callable[[io.BytesIO, Any, Any], Any]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
+
+
+# every record and every part of one, by its schema's name
+_CLASSES: dict[str, type] = {
+    name: kind
+    for module in (records, spans, trajectories)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and is_dataclass(kind)
+}
 
 
 class SchemaLookup(Protocol):
@@ -63,12 +73,11 @@ def fingerprint(text: str) -> str:
 
 def encode_body(record: Record) -> bytes:
     """A record's Avro body, unframed. Raises InvalidRecord where a value does not fit its field."""
-    out = io.BytesIO()
     try:
-        write_datum(out, parsed_schema(schema_json(type(record))), to_dict(record))
-    except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
-        raise InvalidRecord("undecodable", f"{type(record).__name__} cannot be encoded: {error}") from error
-    return out.getvalue()
+        return _writer(type(record))(record)
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, struct.error) as error:
+        reason = f"{type(record).__name__} cannot be encoded: {type(error).__name__} {error}"
+        raise InvalidRecord("undecodable", reason) from error
 
 
 def frame(schema_id: int, body: bytes) -> bytes:
@@ -98,17 +107,33 @@ def _header_id(content: bytes) -> int | str:
 
 def decode_body(record: type[T], body: bytes, writer: str) -> T:
     """A body written with schema `writer`, read as `record`. Raises InvalidRecord where it does not fit."""
-    own = schema_json(cast("type[Record]", record))
-    reader = None if writer == own else parsed_schema(own)
-    source = io.BytesIO(body)
+    own = cast("type[Record]", record)
     try:
-        value = read_datum(source, parsed_schema(writer), reader)
-        decoded = from_dict(record, cast("dict[str, Any]", value))
-    except Exception as error:  # fastavro raises nearly anything on garbage; all of it is the record's fault
+        decoded, end = _reader(own)(body) if writer == schema_json(own) else _read_foreign(own, body, writer)
+    except Exception as error:  # garbage raises nearly anything; all of it is the record's fault
         raise InvalidRecord("undecodable", f"body is no {record.__name__}: {type(error).__name__} {error}") from error
-    if left := len(body) - source.tell():
+    if end > len(body):
+        raise InvalidRecord("undecodable", f"body is no {record.__name__}: it ends {end - len(body)} bytes early")
+    if left := len(body) - end:
         raise InvalidRecord("undecodable", f"{left} bytes are left over after {record.__name__}")
     return decoded
+
+
+@cache
+def _writer(record: type[Record]) -> Callable[[Any], bytes]:
+    return compile_writer(json.loads(schema_json(record)))
+
+
+@cache
+def _reader(record: type[Record]) -> Callable[[bytes], tuple[Any, int]]:
+    return compile_reader(json.loads(schema_json(record)), _CLASSES)
+
+
+def _read_foreign(record: type[Record], body: bytes, writer: str) -> tuple[Any, int]:
+    """Another version's body by fastavro, which resolves the two schemas."""
+    source = io.BytesIO(body)
+    value = read_datum(source, parsed_schema(writer), parsed_schema(schema_json(record)))
+    return from_dict(record, cast("dict[str, Any]", value)), source.tell()
 
 
 class Decoder:
@@ -178,17 +203,3 @@ def to_plain(record: Record) -> dict[str, Any]:
 def from_dict(record: type[T], value: dict[str, Any]) -> T:
     """Nested dicts as a record. Raises msgspec.ValidationError where they do not fit."""
     return msgspec.convert(value, record, builtin_types=_KEPT)
-
-
-def to_dict(record: Record) -> dict[str, Any]:
-    """A record as nested dicts for fastavro.
-
-    A span's call names its branch of the union, in fastavro's tuple notation: else fastavro tries the whole call
-    against each branch before it writes it.
-    """
-    out = to_plain(record)
-    if isinstance(record, SpanBatch):
-        for span in out["spans"]:
-            if span["call"] is not None:
-                span["call"] = ("spanloop.ModelCall", span["call"])
-    return out

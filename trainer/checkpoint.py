@@ -20,7 +20,7 @@ import fastavro
 
 from ..infra.kafka import Position
 from ..schemas.records import Decision, Trajectory
-from ..schemas.serde import from_dict, parsed_schema, schema_json, to_dict
+from ..schemas.serde import from_dict, parsed_schema, schema_json, to_plain
 from ..schemas.topics import Record
 from .groups import ClosedGroup, GroupState, OpenGroup
 from .step import PolicyTrainer
@@ -123,7 +123,7 @@ def _restore(described: dict[str, Any], held: Iterator[Trajectory]) -> GroupStat
 
 def _write_records(path: Path, record: type[Record], records: Iterable[Record]) -> None:
     with path.open("wb") as f:
-        fastavro.writer(f, parsed_schema(schema_json(record)), (to_dict(r) for r in records))  # pyright: ignore[reportUnknownMemberType] no types
+        fastavro.writer(f, parsed_schema(schema_json(record)), (to_plain(r) for r in records))  # pyright: ignore[reportUnknownMemberType] no types
 
 
 def _read_records(path: Path, record: type[T]) -> list[T]:

@@ -25,7 +25,7 @@ from spanloop.schemas.serde import (
     frame,
     local_ids,
     schema_json,
-    to_dict,
+    to_plain,
 )
 
 # fastavro's stubs stop short
@@ -150,7 +150,7 @@ def test_an_older_writer_lands_beside_a_newer_one_with_the_readers_defaults(lab:
 
 def _old_body(schema: Any, record: Any) -> bytes:
     out = io.BytesIO()
-    write(out, schema, to_dict(record))
+    write(out, schema, to_plain(record))
     return out.getvalue()
 
 

@@ -1,0 +1,57 @@
+"""Avro's numbers: zigzag, seven bits a byte, least significant first."""
+
+from __future__ import annotations
+
+# Seven bits are one lookup, fourteen another: a timestamp in nanoseconds takes five steps instead of nine.
+_ONE = [bytes((i,)) for i in range(1 << 7)]
+_PAIR = [bytes((i & 127 | 128, i >> 7 | 128)) for i in range(1 << 14)]
+
+
+def write_long(value: int) -> bytes:
+    """A number's bytes. Raises OverflowError beyond 64 bits, TypeError where it is none."""
+    rest = (value << 1) ^ (value >> 63)
+    if rest >> 64:
+        raise OverflowError(f"{value} does not fit into 64 bits")
+    out = b""
+    while rest >= 1 << 14:
+        out += _PAIR[rest & 16383]
+        rest >>= 14
+    return out + (_ONE[rest] if rest < 128 else bytes((rest & 127 | 128, rest >> 7)))
+
+
+def read_long(data: bytes, at: int) -> tuple[int, int]:
+    """The number at a position, and the position after it.
+
+    Raises IndexError where the data ends, ValueError for more than 64 bits.
+    """
+    byte = data[at]
+    at += 1
+    rest, shift = byte & 127, 7
+    while byte & 128:
+        byte = data[at]
+        at += 1
+        rest |= (byte & 127) << shift
+        shift += 7
+    if rest >> 64:
+        raise ValueError("a number of more than 64 bits")
+    return (rest >> 1) ^ -(rest & 1), at
+
+
+def read_size(data: bytes, at: int) -> tuple[int, int]:
+    """A length or an index, which cannot be negative. Raises ValueError where it is."""
+    value, at = read_long(data, at)
+    if value < 0:
+        raise ValueError(f"a length or index of {value}")
+    return value, at
+
+
+def read_block(data: bytes, at: int) -> tuple[int, int]:
+    """How many items the next block of an array or map holds; 0 = no more. A block may name its bytes, too."""
+    count, at = read_long(data, at)
+    if count < 0:
+        _, at = read_long(data, at)
+    return abs(count), at
+
+
+SHORT = [write_long(i) for i in range(1 << 10)]
+"""The bytes of small numbers, which most lengths and counts are."""
