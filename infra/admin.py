@@ -99,12 +99,23 @@ def create(settings: Settings, topics: list[Topic], client: AdminClient | None =
                 raise ConfigError(f"topic {name!r} on {settings.bootstrap}: {reason.str()}") from error
 
 
+def min_isr(settings: Settings) -> int:
+    """Replicas that must have a record before it is acknowledged. Raises ConfigError where there are not as many."""
+    if settings.min_isr > settings.replication:
+        raise ConfigError(
+            f"setting min_isr: {settings.min_isr} replicas must have each record, but setting replication makes "
+            f"{settings.replication}: nothing could be written; lower min_isr or raise replication"
+        )
+    return settings.min_isr or max(1, settings.replication - 1)
+
+
 def new_topic(settings: Settings, topic: Topic) -> NewTopic:
     """A topic as it is to be created."""
     config = {
         "cleanup.policy": topic.cleanup,
         "retention.ms": str(topic.retention_ms),
         "max.message.bytes": str(topic.max_bytes),
+        "min.insync.replicas": str(min_isr(settings)),
     }
     return NewTopic(
         topic.full(settings.prefix),

@@ -9,22 +9,26 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import Generator
-from importlib.resources import as_file, files
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from ..schemas.errors import ConfigError, Unavailable
+from .kafka_node import LOOPBACK, KafkaNode, finish, script
+
+K = TypeVar("K", bound="RealKafka")
 
 JAVA = 17
-LOOPBACK = "127.0.0.1"
 CCOMPAT = "/apis/ccompat/v7"
-# Maven fetches 150 MB; the scripts give up on their own after a minute.
-FETCH_TIMEOUT_S = 900.0
-START_TIMEOUT_S = 90.0
+FETCH_TIMEOUT_S = 900.0  # Maven fetches 150 MB
 STOP_TIMEOUT_S = 30.0
+PORTS = 3  # of a node: plaintext, controller, SASL_SSL
+SASL_USER = "spanloop"
+CLUSTER_ID = "spanloop-of-this-home0"  # 22 characters of base64, as Kafka wants it
+CLUSTER_HEAP = "384m"
 BIND_TRIES = 50
 
 
@@ -54,40 +58,67 @@ def missing(dist: Path | None = None) -> str | None:
 def fetch(dist: Path | None = None) -> Path:
     """Gets the jars from Maven unless they are there; their folder. Raises ConfigError where that fails."""
     dist = dist or default_dist()
-    with _scripts() as scripts:
-        done = subprocess.run(
-            ["bash", str(scripts / "fetch.sh"), str(dist)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=FETCH_TIMEOUT_S,
-        )
-    if done.returncode:
-        raise ConfigError(f"Kafka's jars cannot be fetched into {dist}: {(done.stderr or done.stdout).strip()[-1000:]}")
+    try:
+        finish([script("fetch.sh", dist)], FETCH_TIMEOUT_S)
+    except Unavailable as error:
+        raise ConfigError(f"Kafka's jars cannot be fetched into {dist}: {str(error)[-1000:]}") from error
     return dist
 
 
 class RealKafka:
-    """One Kafka node and one registry, as processes of their own. Close it, or use it as a context manager."""
+    """Kafka nodes, one or several, and a registry, as processes of their own. Close it, or use it as a context manager.
 
-    def __init__(self, home: Path, *, port: int = 0, registry_port: int = 0, dist: Path | None = None) -> None:
-        """Data and logs go into `home`; port 0 takes a free one. Raises ConfigError, or Unavailable with the log."""
+    Several are one cluster: three replicas of three nodes, of which two must have a record (`REPLICAS`, `MIN_ISR`).
+    Nodes are numbered from 1. Ports, from the first: for each node plaintext, controller, SASL_SSL.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        nodes: int = 1,
+        sasl: bool = False,
+        registry: bool = True,
+        port: int = 0,
+        registry_port: int = 0,
+        dist: Path | None = None,
+    ) -> None:
+        """Data and logs go into `home`; port 0 takes a free one; `sasl` adds a SASL_SSL listener.
+
+        Raises ConfigError, or Unavailable with the log.
+        """
         self._dist = dist or default_dist()
         if reason := missing(self._dist):
             raise ConfigError(reason)
-        self.home = home
-        self._kafka, self._registry = home / "kafka", home / "registry"
-        self._owner = home / "owner.pid"
+        self.home = home.resolve()
+        self._registry, self._owner = self.home / "registry", self.home / "owner.pid"
+        self._tls = self.home / "tls" if sasl else None
+        port = port or free_port(together=PORTS * nodes)
+        self.replication = nodes
+        self._nodes = {n: self._node(n, port, nodes) for n in range(1, nodes + 1)}
         self._own()
-        port = port or free_port(together=2)
-        registry_port = registry_port or free_port()
-        self.bootstrap = f"{LOOPBACK}:{port}"
-        self.registry_url = f"http://{LOOPBACK}:{registry_port}{CCOMPAT}"
+        self.bootstrap = ",".join(f"{LOOPBACK}:{node.port}" for node in self._nodes.values())
+        self._registry_port = (registry_port or free_port()) if registry else 0
+        self.registry_url = f"http://{LOOPBACK}:{self._registry_port}{CCOMPAT}" if registry else ""
         try:
-            self._start(port, registry_port)
+            self._start()
         except BaseException:
             self.close()
             raise
+
+    def _node(self, number: int, first: int, nodes: int) -> KafkaNode:
+        name = "kafka" if nodes == 1 else f"kafka-{number}"
+        environment: dict[str, str] = {} if self._tls is None else {"KAFKA_TLS": str(self._tls)}
+        if nodes > 1:
+            ports = [first + PORTS * n for n in range(nodes)]
+            environment |= {
+                "KAFKA_NODE": str(number),
+                "KAFKA_VOTERS": ",".join(f"{n}@{LOOPBACK}:{p + 1}" for n, p in enumerate(ports, 1)),
+                "KAFKA_REPLICAS": str(nodes),
+                "KAFKA_CLUSTER_ID": CLUSTER_ID,
+                "KAFKA_HEAP": CLUSTER_HEAP,
+            }
+        return KafkaNode(first + PORTS * (number - 1), self.home / name, self._dist, environment)
 
     def _own(self) -> None:
         """What a killed owner left running is ended; what a live one runs is not touched."""
@@ -99,36 +130,104 @@ class RealKafka:
         self._owner.parent.mkdir(parents=True, exist_ok=True)
         self._owner.write_text(str(os.getpid()))
 
-    def _start(self, port: int, registry_port: int) -> None:
-        with _scripts() as scripts:
-            starting = [
-                _script(scripts / "start_kafka.sh", str(port), str(self._kafka), str(self._dist)),
-                _script(scripts / "start_registry.sh", str(registry_port), str(self._registry), str(self._dist)),
-            ]
-            failures: list[str] = []
-            for process in starting:
-                _, told = process.communicate(timeout=START_TIMEOUT_S)
-                if process.returncode:
-                    failures.append(told.strip())
-        if failures:
-            raise Unavailable("; ".join(failures))
+    def _start(self) -> None:
+        if self._tls is not None:
+            finish([script("make_tls.sh", self._tls)])
+        starting = [node.starting() for node in self._nodes.values()]
+        if self._registry_port:
+            starting.append(self._starting_registry())
+        finish(starting)
+
+    def _starting_registry(self) -> subprocess.Popen[str]:
+        return script("start_registry.sh", self._registry_port, self._registry, self._dist)
+
+    # --- security
+
+    @property
+    def sasl_bootstrap(self) -> str:
+        """The SASL_SSL listeners. They are there where `sasl` was asked for."""
+        return ",".join(f"{LOOPBACK}:{node.port + 2}" for node in self._nodes.values())
+
+    def security(self, mechanism: str = "SCRAM-SHA-256") -> dict[str, str]:
+        """`Settings.kafka` for `sasl_bootstrap`, which also takes PLAIN and SCRAM-SHA-512."""
+        if self._tls is None:
+            raise ConfigError("this Kafka has no SASL_SSL listener: start it with sasl=True")
+        return {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": mechanism,
+            "sasl.username": SASL_USER,
+            "sasl.password": (self._tls / "password").read_text(),
+            "ssl.ca.location": str(self._tls / "ca.crt"),
+        }
+
+    @property
+    def client_certificate(self) -> dict[str, str]:
+        """`Settings.kafka` for a client's certificate, which the SASL_SSL listener checks where it is shown."""
+        tls = self._tls or self.home / "tls"
+        return {"ssl.certificate.location": str(tls / "client.crt"), "ssl.key.location": str(tls / "client.key")}
+
+    # --- faults
+
+    def stop(self, node: int = 1) -> None:
+        """Ends a node in order."""
+        self._nodes[node].stop()
+
+    def kill(self, node: int = 1) -> None:
+        """Ends a node by SIGKILL; returns when it is gone."""
+        self._nodes[node].kill()
+
+    def start(self, node: int = 1) -> None:
+        """Starts a node where it was; returns when it serves. Nothing happens if it runs. Raises Unavailable."""
+        finish([self._nodes[node].starting()])
+
+    def restart(self, node: int = 1) -> None:
+        """Ends a node in order and starts it where it was."""
+        self.stop(node)
+        self.start(node)
+
+    def pause(self, node: int = 1) -> None:
+        """Holds a node by SIGSTOP: its connections stay and nothing answers."""
+        self._nodes[node].signal(signal.SIGSTOP)
+
+    def resume(self, node: int = 1) -> None:
+        """Lets a held node go on."""
+        self._nodes[node].signal(signal.SIGCONT)
+
+    def stop_registry(self) -> None:
+        """Ends the registry in order."""
+        finish([script("stop_kafka.sh", self._registry)], STOP_TIMEOUT_S)
+
+    def start_registry(self) -> None:
+        """Starts the registry where it was, with what it had."""
+        finish([self._starting_registry()])
+
+    # --- end
 
     def close(self, *, wipe: bool = False) -> None:
-        """Stops both; `wipe` removes their data."""
+        """Stops everything; `wipe` removes the data."""
         extra = ["--wipe"] if wipe else []
-        with _scripts() as scripts:
-            stopping = [_script(scripts / "stop_kafka.sh", str(d), *extra) for d in (self._registry, self._kafka)]
-            for process in stopping:
-                process.communicate(timeout=STOP_TIMEOUT_S)
+        for node in self._nodes.values():
+            node.signal(signal.SIGCONT)  # one that is held would not hear that it is to end
+        folders = [self._registry, *(node.folder for node in self._nodes.values())]
+        for process in [script("stop_kafka.sh", folder, *extra) for folder in folders]:
+            process.communicate(timeout=STOP_TIMEOUT_S)
         self._owner.unlink(missing_ok=True)
 
-    def __enter__(self) -> RealKafka:
+    def __enter__(self: K) -> K:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class RealCluster(RealKafka):
+    """Three nodes of which any one may fail."""
+
+    def __init__(self, home: Path, *, sasl: bool = False, registry: bool = True, dist: Path | None = None) -> None:
+        """As RealKafka's."""
+        super().__init__(home, nodes=3, sasl=sasl, registry=registry, dist=dist)
 
 
 def free_port(together: int = 1) -> int:
@@ -155,20 +254,3 @@ def _lives(pid: int) -> bool:
     except PermissionError:  # another user's
         return True
     return pid != os.getpid()
-
-
-@contextlib.contextmanager
-def _scripts() -> Generator[Path]:
-    with as_file(files("spanloop.infra") / "kafka") as folder:
-        yield folder
-
-
-def _script(path: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Output to a pipe would be held open by the service that the script leaves behind, so only stderr is read."""
-    return subprocess.Popen(
-        ["bash", str(path), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )

@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     """Partitions of the spread topics. Fixed for a prefix's life."""
     replication: int = Field(default=1, ge=1)
     """Replicas per partition."""
+    min_isr: int = Field(default=0, ge=0)
+    """Replicas that must have a record before it is acknowledged; 0 = all but one, and at least one."""
     kafka: dict[str, str] = Field(default_factory=dict)
     """Further librdkafka settings for every client, such as security.protocol and sasl.*."""
     session_timeout_s: float = Field(default=6.0, gt=0)

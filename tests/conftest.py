@@ -13,7 +13,7 @@ from spanloop.infra import admin
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.embedded_registry import EmbeddedRegistry
 from spanloop.infra.kafka import partitions
-from spanloop.infra.real_kafka import RealKafka, missing
+from spanloop.infra.real_kafka import RealCluster, RealKafka, missing
 from spanloop.infra.settings import Settings
 from spanloop.schemas.topics import TOPICS
 
@@ -69,12 +69,24 @@ def embedded_settings(broker: EmbeddedBroker, registry: EmbeddedRegistry, tmp_pa
 @pytest.fixture(scope="session")
 def real_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
     """The session's real Kafka and registry; skips where they cannot be had, except in CI, where that is a failure."""
+    _needs_kafka()
+    with RealKafka(tmp_path_factory.mktemp("kafka"), sasl=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    """Three real nodes of which one may fail, without a registry; only for as long as a module needs them."""
+    _needs_kafka()
+    with RealCluster(tmp_path_factory.mktemp("cluster"), registry=False) as running:
+        yield running
+
+
+def _needs_kafka() -> None:
     if reason := missing():
         if os.environ.get("CI") == "true":
             pytest.fail(f"CI must run the tests on a real Kafka: {reason}")
         pytest.skip(f"no real Kafka: {reason}")
-    with RealKafka(tmp_path_factory.mktemp("kafka")) as running:
-        yield running
 
 
 def real(kafka: RealKafka, home: Path) -> Settings:

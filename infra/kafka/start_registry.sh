@@ -31,7 +31,7 @@ if ! alive; then
     -jar "$(ls "$DIST"/registry/*runner.jar)" </dev/null >"$DIR/registry.log" 2>&1 &
   echo $! >"$DIR/pid"
 fi
-for _ in $(seq 600); do
+for _ in $(seq 1200); do
   answers && exit 0
   kill -0 "$(cat "$DIR/pid")" 2>/dev/null || break
   sleep 0.1

@@ -37,6 +37,15 @@ def test_every_count_is_held_to_the_settings() -> None:
     assert "set SPANLOOP_PARTITIONS to what prefix 'pool' was made with" in told[0]
 
 
+def test_all_replicas_but_one_must_have_a_record_unless_the_setting_says_else() -> None:
+    said = [(1, 0), (3, 0), (3, 1), (3, 3)]
+    assert [admin.min_isr(SETTINGS.with_(replication=r, min_isr=m)) for r, m in said] == [1, 2, 1, 3]
+    with pytest.raises(ConfigError, match="min_isr: 2 replicas must have each record, but setting replication makes 1"):
+        admin.min_isr(SETTINGS.with_(min_isr=2))
+    made = admin.new_topic(SETTINGS.with_(replication=3), TOPICS["tasks"])
+    assert (made.replication_factor, (made.config or {})["min.insync.replicas"]) == (3, "2")
+
+
 def test_init_may_be_run_again_and_gives_the_same_ids(embedded_settings: Settings) -> None:
     assert admin.init(embedded_settings) == admin.init(embedded_settings)
     assert admin.counts(embedded_settings) == {t.name: partitions(embedded_settings, t) for t in TOPICS.values()}

@@ -4,16 +4,39 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
+from typing import cast
 
 import pytest
+from confluent_kafka.admin._config import ConfigEntry, ConfigResource
 
-from spanloop.infra import real_kafka
-from spanloop.infra.real_kafka import RealKafka, free_port, missing
+from spanloop.infra import admin, real_kafka
+from spanloop.infra.embedded_registry import EmbeddedRegistry
+from spanloop.infra.kafka import METADATA_TIMEOUT_S, Reader
+from spanloop.infra.kafka import admin as kafka_admin
+from spanloop.infra.producer import Producer
+from spanloop.infra.real_kafka import RealCluster, RealKafka, free_port, missing
+from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import ConfigError
+from spanloop.schemas.records import Task
+from spanloop.schemas.topics import TASKS
 
 SCRIPTS = Path(str(files("spanloop.infra"))) / "kafka"
+
+
+TIMEOUT_S = 60.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.05)
 
 
 def fake_java(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -95,6 +118,38 @@ def test_starting_again_what_runs_changes_nothing(real_kafka: RealKafka) -> None
     before = (home / "pid").read_text()
     subprocess.run(["bash", str(SCRIPTS / "start_kafka.sh"), port, str(home)], check=True)
     assert (home / "pid").read_text() == before
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_a_cluster_of_three_serves_while_one_of_it_is_killed(
+    real_cluster: RealCluster, registry: EmbeddedRegistry, tmp_path: Path
+) -> None:
+    settings = Settings(
+        bootstrap=real_cluster.bootstrap, registry_url=registry.url, prefix="three", replication=3, home=tmp_path
+    )
+    admin.init(settings)
+    client = kafka_admin(settings)
+    topic = TASKS.full(settings.prefix)
+
+    def in_sync() -> int:
+        return len(client.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic].partitions[0].isrs)
+
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    ask = cast("Callable[..., dict[ConfigResource, Future[dict[str, ConfigEntry]]]]", client.describe_configs)  # pyright: ignore[reportUnknownMemberType]  # its stub leaves the future's type open
+    assert ask([asked])[asked].result()["min.insync.replicas"].value == "2"
+    with closing(Producer(settings, "cluster")) as producer:
+        producer.send_wait(Task("ro-1", "run-1"), TIMEOUT_S)
+        real_cluster.kill(2)
+        until(lambda: in_sync() == 2, "the dead replica to be left out")
+        producer.send_wait(Task("ro-2", "run-1"), TIMEOUT_S)
+        real_cluster.start(2)
+        until(lambda: in_sync() == 3, "the third replica to catch up")
+    read: list[bytes | None] = []
+    with closing(Reader(settings, "cluster")) as reader:
+        reader.assign_topics([TASKS])
+        until(lambda: read.extend(m.key for m in reader.poll()) or len(read) >= 2, "both records")
+    assert read == [b"ro-1", b"ro-2"]
 
 
 def test_the_jars_are_kept_in_the_checkout_or_in_a_cache() -> None:
