@@ -15,20 +15,20 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from ..schemas.records import Attempt, Decision, Resource, Rollout, Task, Worker
+from ..schemas.records import Attempt, Decision, Resource, Task, Worker
 from . import controller_records as make
-from .controller_actions import fail_empty, mark, register, watch
+from .controller_actions import fail_empty, register
 from .controller_dispatch import dispatch
+from .controller_limits import why_invalid
+from .controller_orders import bound_run, cancel_some, forget_worker, obey, see_drain
 from .controller_queue import Trainer
-from .controller_state import ControllerPolicy, ControllerState, Live, Out, WorkerView, after
+from .controller_state import ControllerPolicy, ControllerState, Out, WorkerView, after
 from .controller_table import apply
 
 __all__ = [
-    "ControllerPolicy", "ControllerState", "Event", "Out", "Placed", "Refused", "Tick", "load", "recover",
-    "settle", "step",
+    "ControllerPolicy", "ControllerState", "Event", "Out", "Placed", "Refused", "Tick", "step",
 ]  # fmt: skip
-# Decisions are kept for 7 days; older groups can no longer be told open from closed, and hold no credit.
-DECISIONS_KEPT_S = 7 * 24 * 3600.0
+ORDERS = frozenset({"cancel", "pause", "resume", "limit", "drain", "undrain"})
 ATTEMPT_EVENTS = {"running": "begun", "ended": "ended"}
 
 
@@ -84,11 +84,13 @@ def step(state: ControllerState, event: Event, now_ns: int) -> list[Out]:
 
 def _task(state: ControllerState, task: Task, now_ns: int) -> None:
     live = state.live.get(task.rollout_id)
-    if task.action in ("cancel", "pause", "resume"):
-        _order(state, task, now_ns)
+    if task.action in ORDERS:
+        obey(state, task, now_ns)
     elif live is None and task.rollout_id not in state.finished:
-        new = Live(task, created_ns=task.created_ns or now_ns)
+        new = state.take(task, now_ns)
         apply(state, new, "run", task, now_ns, phase="new")
+        if why_invalid(task) is None:
+            bound_run(state, task)
     else:
         state.ignored += 1
 
@@ -97,7 +99,7 @@ def _refuse(state: ControllerState, task: Task, reason: str, now_ns: int) -> Non
     if task.rollout_id in state.live or task.rollout_id in state.finished:
         state.ignored += 1
         return
-    live = Live(task, created_ns=task.created_ns or now_ns)
+    live = state.take(task, now_ns)
     register(state, live)
     fail_empty(state, live, reason, now_ns)
 
@@ -107,18 +109,6 @@ def _decision(state: ControllerState, decision: Decision) -> None:
     if run is not None:
         run.decide(decision.group_id)
         state.forget_run(decision.run_id)
-
-
-def _order(state: ControllerState, order: Task, now_ns: int) -> None:
-    """An order about one rollout, or about all of a run where the rollout id is the run's id."""
-    run = state.runs.get(order.run_id) if order.rollout_id == order.run_id else None
-    targets = list(run.open) if run is not None else [order.rollout_id]
-    for rollout_id in targets:
-        live = state.live.get(rollout_id)
-        if live is None:
-            state.ignored += 1
-        else:
-            apply(state, live, order.action, order, now_ns)
 
 
 def _attempt(state: ControllerState, event: Attempt, now_ns: int) -> None:
@@ -158,13 +148,14 @@ def _slots(state: ControllerState, beat: Worker, now_ns: int) -> None:
             live.named_ns = now_ns
     view = state.workers.get(beat.worker_id)
     if not beat.alive:
-        state.workers.pop(beat.worker_id, None)
-    elif view is None:
-        state.workers[beat.worker_id] = WorkerView(beat, now_ns)
+        forget_worker(state, beat.worker_id)
+        return
+    if view is None:
+        view = state.workers[beat.worker_id] = WorkerView(beat, now_ns)
         state.timer(after(now_ns, state.policy.worker_silent_s), "worker_due", beat.worker_id)
     else:
         view.hear(beat, now_ns)
-    state.refresh(beat.worker_id)
+    see_drain(state, view)
 
 
 def _resource(state: ControllerState, resource: Resource, now_ns: int) -> None:
@@ -186,8 +177,10 @@ def _tick(state: ControllerState, now_ns: int) -> None:
             _worker_due(state, who, now_ns)
             continue
         live = state.live.get(who)
-        if live is not None and live.attempt_id == attempt_id:
+        if live is not None and (kind == "expire_due" or live.attempt_id == attempt_id):
             apply(state, live, kind, None, now_ns)
+    state.sweep_timers()
+    cancel_some(state, now_ns)
     dispatch(state, now_ns)
     state.out += [make.rollout(live, state.epoch) for live in state.dirty.values()]
     state.dirty = {}
@@ -199,81 +192,10 @@ def _worker_due(state: ControllerState, worker_id: str, now_ns: int) -> None:
         return
     policy = state.policy
     if after(view.heard_ns, policy.worker_forgotten_s) <= now_ns:
-        del state.workers[worker_id]
+        forget_worker(state, worker_id)
     else:
         due = after(view.heard_ns, policy.worker_silent_s)
         view.asleep = due <= now_ns
         again = after(now_ns, policy.worker_silent_s) if view.asleep else due
         state.timer(again, "worker_due", worker_id)
-    state.refresh(worker_id)
-
-
-# --- after a restart: every Rollout in the log's order, then `recover`, then workers, resources, decisions up to the
-# --- committed offsets, then `settle`, and only then new events
-
-
-def load(state: ControllerState, record: Rollout, now_ns: int) -> None:
-    """Takes one record of `rollouts`; a later one of the same rollout replaces it."""
-    state.epoch = max(state.epoch, record.epoch)
-    if not record.final:
-        state.live[record.rollout_id] = make.live_from(record)
-        return
-    state.live.pop(record.rollout_id, None)
-    state.finished.add(record.rollout_id)
-    if after(record.ended_ns, DECISIONS_KEPT_S) > now_ns:
-        _hold_credit(state, record)
-
-
-def _hold_credit(state: ControllerState, record: Rollout) -> None:
-    if record.dispatches and record.mode == "train":
-        state.run_of(record.task.run_id).start(record.task)
-
-
-def recover(state: ControllerState, epoch: int, now_ns: int) -> None:
-    """Rebuilds every index from the open rollouts and takes an epoch above all earlier ones."""
-    state.epoch = max(epoch, state.epoch + 1)
-    for live in sorted(state.live.values(), key=lambda x: x.created_ns):
-        run = state.run_of(live.task.run_id)
-        run.enter(live.task, state.next())
-        if live.dispatches and live.task.mode == "train":
-            run.start(live.task)
-    for live in state.live.values():
-        _RECOVER[live.phase](state, live, now_ns)
-
-
-def settle(state: ControllerState) -> None:
-    """Counts the attempts that were out against the workers' slots, once their heartbeats have been read again."""
-    for attempt_id, live in state.attempts.items():
-        view = state.workers.get(live.worker_id or "")
-        if view is not None:
-            view.given[attempt_id] = None
-            if live.phase == "closing":
-                view.closed.add(attempt_id)
-            state.refresh(view.beat.worker_id)
-
-
-def _recover_queuing(state: ControllerState, live: Live, now_ns: int) -> None:
-    if live.not_before_ns > now_ns:
-        state.timer(live.not_before_ns, "wake", live.id)
-    apply(state, live, "wake", None, now_ns)
-    state.dirty.pop(live.id, None)
-
-
-def _recover_open(state: ControllerState, live: Live, now_ns: int) -> None:
-    """Silence is counted from now: while no controller ran, nobody heard the heartbeats."""
-    live.named_ns = now_ns
-    state.attempts[live.attempt_id or ""] = live
-    if live.worker_id is not None:
-        state.run_of(live.task.run_id).given += 1
-    if live.phase == "preparing":
-        state.timer(after(now_ns, live.task.limits.claim_s), "claim_due", live.id, live.attempt_id)
-    elif live.phase == "running":
-        watch(state, live)
-    else:
-        live.closed_ns = now_ns
-        mark(state, live, now_ns)
-
-
-_RECOVER = {
-    "queuing": _recover_queuing, "preparing": _recover_open, "running": _recover_open, "closing": _recover_open,
-}  # fmt: skip
+        state.refresh(worker_id)

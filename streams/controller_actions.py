@@ -5,12 +5,11 @@ from __future__ import annotations
 from ..schemas.records import Attempt, EndStatus, RolloutStatus, Task
 from ..schemas.retry import NOT_A_TRY, is_final
 from . import controller_records as make
+from .controller_limits import INVALID_TASK, doubled, why_invalid
 from .controller_queue import group_of
 from .controller_state import ControllerState, Live, after
 
 Cause = Task | Attempt | None  # None: a timer
-# Action or mode of a task that this version does not know, or limits that allow nothing.
-INVALID_TASK = "invalid_task"
 STATUS_OF: dict[EndStatus, RolloutStatus] = {"succeeded": "succeeded", "cancelled": "cancelled"}  # else failed
 
 
@@ -40,6 +39,7 @@ def admit(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None
     register(state, live)
     wrong = why_invalid(live.task)
     if wrong is None:
+        set_expiry(state, live)
         enqueue(state, live, cause, now_ns)
     else:
         fail_empty(state, live, wrong, now_ns)
@@ -51,21 +51,17 @@ def register(state: ControllerState, live: Live) -> None:
     state.run_of(live.task.run_id).enter(live.task, state.next())
 
 
+def set_expiry(state: ControllerState, live: Live) -> None:
+    """Sets the timer of the whole rollout, if it has one."""
+    expires_ns = live.expires_ns
+    if expires_ns is not None:
+        state.timer(expires_ns, "expire_due", live.id)
+
+
 def fail_empty(state: ControllerState, live: Live, reason: str, now_ns: int) -> None:
     """Fails a rollout that can never be run."""
     live.error_type = INVALID_TASK
     close_empty(state, live, "failed", reason, now_ns)
-
-
-def why_invalid(task: Task) -> str | None:
-    """Why a task can never be run; None if it can."""
-    if task.action != "run":
-        return f"action {task.action!r} is not known to this version of the controller"
-    if task.mode == "unknown":
-        return "mode is not known to this version of the controller; expected train, val or test"
-    if task.limits.max_attempts < 1:
-        return f"limits.max_attempts is {task.limits.max_attempts}, expected at least 1"
-    return None
 
 
 def begin(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None:
@@ -74,7 +70,7 @@ def begin(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None
     live.attempt_status = "running"
     live.started_ns = now_ns
     live.named_ns = now_ns
-    live.deadline_ns = after(now_ns, limits.timeout_s)
+    live.deadline_ns = _deadline(live, after(now_ns, limits.timeout_s))
     watch(state, live)
     state.dirty[live.id] = live
 
@@ -98,13 +94,43 @@ def claim_due(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> 
 def watch_due(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None:
     """A running attempt is past its deadline, or silent, or heard of since: then it is looked at again."""
     del cause
-    limits = live.task.limits
-    if live.deadline_ns <= now_ns:
+    limits, expires_ns = live.task.limits, live.expires_ns
+    if live.deadline_ns <= now_ns and live.deadline_ns == expires_ns:
+        expire_open(state, live, None, now_ns)
+    elif live.deadline_ns <= now_ns:
         _close(state, live, "timeout", f"not ended within {limits.timeout_s:g} s", now_ns)
     elif after(live.named_ns, limits.unresponsive_s) <= now_ns:
         _close(state, live, "unresponsive", f"no heartbeat named it for {limits.unresponsive_s:g} s", now_ns)
     else:
         watch(state, live)
+
+
+def expire_queued(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None:
+    del cause
+    live.error_type = make.ROLLOUT_TIMEOUT
+    close_empty(state, live, "timeout", _too_long(live), now_ns)
+
+
+def expire_open(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None:
+    del cause
+    live.deadline_ns = live.expires_ns or now_ns
+    _close(state, live, "timeout", _too_long(live), now_ns)
+
+
+def stay(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None:
+    """Nothing: the end that is on its way sees to it."""
+    del state, live, cause, now_ns
+
+
+def _too_long(live: Live) -> str:
+    limit_s = live.task.limits.rollout_timeout_s
+    return f"the rollout was not over within rollout_timeout_s = {limit_s:g} s, its queueing and every try counted"
+
+
+def _deadline(live: Live, own_ns: int) -> int:
+    """An attempt's deadline: its own, or the rollout's where that comes first."""
+    expires_ns = live.expires_ns
+    return own_ns if expires_ns is None else min(own_ns, expires_ns)
 
 
 def _close(state: ControllerState, live: Live, status: EndStatus, reason: str, now_ns: int) -> None:
@@ -129,7 +155,7 @@ def close_empty(state: ControllerState, live: Live, status: EndStatus, reason: s
 def mark(state: ControllerState, live: Live, now_ns: int) -> None:
     """Writes the end marker and sets the timer that writes it again."""
     policy = state.policy
-    pause_s = min(policy.repeat_s * 2.0**live.marks, policy.repeat_max_s)
+    pause_s = doubled(policy.repeat_s, live.marks, policy.repeat_max_s)
     live.marks += 1
     state.out.append(make.end_marker(live))
     state.timer(after(now_ns, pause_s), "repeat_due", live.id, live.attempt_id)
@@ -186,14 +212,19 @@ def ended(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None
         close_empty(state, live, outcome, "its last try ended without being marked final", now_ns)
     elif live.handbacks >= state.policy.max_handbacks:
         close_empty(state, live, "failed", f"handed back {live.handbacks} times: can any worker run it?", now_ns)
+    elif live.expires_ns is not None and live.expires_ns <= now_ns:
+        expire_queued(state, live, None, now_ns)
     else:
         _again(state, live, outcome, now_ns)
 
 
 def _again(state: ControllerState, live: Live, outcome: EndStatus, now_ns: int) -> None:
-    policy = state.policy
+    policy, limits = state.policy, live.task.limits
     if outcome in NOT_A_TRY:
-        pause_s = min(policy.backoff_s * 2.0 ** (live.handbacks - 1), policy.backoff_max_s)
+        pause_s = doubled(policy.backoff_s, live.handbacks - 1, policy.backoff_max_s)
+    else:
+        pause_s = doubled(limits.backoff_s, live.tries - 1, limits.backoff_max_s)
+    if pause_s > 0:
         live.not_before_ns = after(now_ns, pause_s)
         state.timer(live.not_before_ns, "wake", live.id)
     enqueue(state, live, None, now_ns)
@@ -214,7 +245,7 @@ def give(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None:
     live.status, live.attempt_status, live.attempt_id = "running", "preparing", state.mint()
     live.dispatches += 1
     live.dispatched_ns, live.started_ns, live.named_ns, live.reason = now_ns, 0, 0, None
-    live.deadline_ns = after(now_ns, limits.claim_s + limits.timeout_s)
+    live.deadline_ns = _deadline(live, after(now_ns, limits.claim_s + limits.timeout_s))
     state.attempts[live.attempt_id] = live
     state.dirty[live.id] = live
     state.timer(after(now_ns, limits.claim_s + state.policy.claim_slack_s), "claim_due", live.id, live.attempt_id)

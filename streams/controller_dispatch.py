@@ -48,12 +48,12 @@ def dispatch(state: ControllerState, now_ns: int) -> None:
     if not state.free:
         return
     turn = _Round(state, now_ns)
-    order = [(run.given, run.served, name) for name, run in state.runs.items() if run.queued]
+    order = [(run.given, run.served, name) for name, run in state.runs.items() if run.ready]
     heapq.heapify(order)
     while order and state.free:
         name = order[0][2]
         run = state.runs[name]
-        if _serve(turn, run):
+        if run.ready and _serve(turn, run):
             heapq.heapreplace(order, (run.given, run.served, name))
         else:
             heapq.heappop(order)

@@ -76,6 +76,21 @@ class Run:
     closed: set[str] = field(default_factory=set[str])  # decided groups that still have open rollouts
     outstanding: int = 0  # sum of `started`
     trainers: dict[str, Trainer] = field(default_factory=dict[str, Trainer])
+    paused: bool = False  # by an order for the whole run
+    limit: int | None = None  # attempts out at once; null = any number
+    cancel_ns: int = 0  # what was taken in up to then is being cancelled; 0 = nothing
+
+    @property
+    def ready(self) -> bool:
+        """Whether something of it may be given out."""
+        if not self.queued or self.paused or self.cancel_ns:
+            return False
+        return self.limit is None or self.given < self.limit
+
+    @property
+    def ordered(self) -> bool:
+        """Whether an order stands that must outlive a restart."""
+        return self.paused or self.limit is not None or self.cancel_ns > 0
 
     def push(self, task: Task, entry: Entry) -> None:
         """Puts an entry into its queue."""
@@ -135,4 +150,4 @@ class Run:
     @property
     def idle(self) -> bool:
         """True when forgetting it loses nothing."""
-        return not (self.open or self.started or self.trainers)
+        return not (self.open or self.started or self.trainers or self.ordered)

@@ -20,10 +20,11 @@ from ..schemas.retry import CLASS_OF, is_final
 from .controller_state import Live
 
 PRODUCER_ID = "controller"
+ROLLOUT_TIMEOUT = "rollout_timeout"  # error type where the whole rollout took too long
 COPIED = (
     "status", "final", "tries", "dispatches", "attempt_id", "attempt_status", "closing", "worker_id",
     "counting_attempt", "paused", "created_ns", "dispatched_ns", "started_ns", "ended_ns", "deadline_ns",
-    "not_before_ns", "reason", "error_type", "pins",
+    "not_before_ns", "taken_ns", "reason", "error_type", "pins",
 )  # fmt: skip
 _copied = cast("Callable[[Live], tuple[Any, ...]]", attrgetter(*COPIED))  # typeshed loses what attrgetter returns
 
@@ -90,18 +91,20 @@ def cancel_order(live: Live, epoch: int, now_ns: int) -> Assignment:
 
 
 def end_class(live: Live) -> FailureClass | None:
-    """An attempt nobody ran failed by no fault of the agent."""
-    return "infra" if live.worker_id is None else CLASS_OF[live.closing or "unknown"]
+    """An attempt nobody ran, or that queueing left too little time for, failed by no fault of the agent."""
+    return "infra" if live.worker_id is None or live.cut else CLASS_OF[live.closing or "unknown"]
 
 
 def end_error(live: Live) -> str | None:
     """As a worker names it: by the status. `live.error_type` is an earlier attempt's, which an empty one stands for."""
-    return live.error_type if live.worker_id is None else live.closing
+    if live.worker_id is None:
+        return live.error_type
+    return ROLLOUT_TIMEOUT if live.cut else live.closing
 
 
 def end_is_final(live: Live, status: EndStatus) -> bool:
-    """An empty attempt is there to be the last one; others go by the task's limits."""
-    return live.worker_id is None or is_final(live.task, live.tries + 1, status)
+    """An empty attempt is there to be the last one, and nothing follows a rollout's time-out; else by its limits."""
+    return live.worker_id is None or live.cut or is_final(live.task, live.tries + 1, status)
 
 
 def end_marker(live: Live) -> SpanBatch:

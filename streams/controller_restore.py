@@ -11,7 +11,8 @@ from ..schemas.errors import InvalidRecord, Unavailable
 from ..schemas.records import Decision, Resource, Rollout, Worker
 from ..schemas.serde import Decoder
 from ..schemas.topics import DECISIONS, RESOURCES, ROLLOUTS, TOPICS, WORKERS
-from .controller import ControllerState, load, recover, settle, step
+from .controller import ControllerState, step
+from .controller_recover import load, recover, settle
 
 # A broker that gives nothing for so long while records are known to be there is taken for gone.
 STALLED_S = 60.0

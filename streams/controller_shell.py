@@ -26,6 +26,7 @@ from ..schemas.records import Attempt, Decision, Resource, Task, Worker
 from ..schemas.serde import Decoder
 from ..schemas.topics import ASSIGNMENTS, ATTEMPTS, DECISIONS, RESOURCES, TASKS, TOPICS, WORKERS
 from .controller import ControllerPolicy, ControllerState, Event, Refused
+from .controller_orders import why_refused
 from .controller_term import Term
 
 log = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ class ControllerService:
         while True:
             try:
                 record = self._decoder.decode_topic(TOPICS[message.topic], message.value, message.headers)
+                _check(record)
             except InvalidRecord as error:
                 self._quarantine.put(message, error)
                 return None
@@ -152,6 +154,11 @@ class ControllerService:
             else:
                 self._quarantine.good()
                 return _event(record, len(message.value))
+
+
+def _check(record: object) -> None:
+    if isinstance(record, Task) and (wrong := why_refused(record)) is not None:
+        raise InvalidRecord("unsupported", wrong)
 
 
 def _event(record: object, size: int) -> Event | None:

@@ -6,6 +6,7 @@ What must survive is in `Rollout` records; the rest is rebuilt from them and fro
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,9 +27,14 @@ from ..schemas.records import (
 from .controller_queue import Run
 
 Phase = Literal["new", "queuing", "preparing", "running", "closing", "done"]
-TimerKind = Literal["wake", "claim_due", "watch_due", "repeat_due", "worker_due"]
+TimerKind = Literal["wake", "claim_due", "watch_due", "repeat_due", "expire_due", "worker_due"]
 Timer = tuple[int, int, TimerKind, str, "str | None"]  # (due, tie-break, kind, rollout or worker id, attempt id)
 Out = Attempt | Assignment | Rollout | SpanBatch
+# Longer waits are refused: in nanoseconds after now they must fit 64 bits, and 30 years are as good as for ever.
+LONGEST_S = 1e9
+# Timers that no longer apply are swept once they outnumber what is open by so much.
+TIMERS_SPARE = 1000
+TIMERS_EACH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Live:
     ended_ns: int = 0
     deadline_ns: int = 0
     not_before_ns: int = 0
+    taken_ns: int = 0
     reason: str | None = None
     error_type: str | None = None
     pins: dict[str, int | None] = field(default_factory=dict[str, "int | None"])
@@ -89,6 +96,20 @@ class Live:
         return "queuing"
 
     @property
+    def expires_ns(self) -> int | None:
+        """When all of it must be over; null = never."""
+        limit_s = self.task.limits.rollout_timeout_s
+        if limit_s is None or not limit_s <= LONGEST_S:
+            return None
+        return after(self.taken_ns or self.created_ns, limit_s)
+
+    @property
+    def cut(self) -> bool:
+        """True where its attempt is closed by the rollout's time-out rather than by its own."""
+        expires_ns = self.expires_ns
+        return self.closing == "timeout" and expires_ns is not None and self.deadline_ns >= expires_ns
+
+    @property
     def handbacks(self) -> int:
         """Attempts that ended without being tries; valid between attempts."""
         return self.dispatches - self.tries
@@ -105,6 +126,7 @@ class WorkerView:
     beat: Worker
     heard_ns: int
     asleep: bool = False
+    drained: bool = False  # by an order
     given: dict[str, int | None] = field(default_factory=dict[str, "int | None"])  # attempt -> assignment's offset
     closed: set[str] = field(default_factory=set[str])  # given, and ended by the controller
     done: set[str] = field(default_factory=set[str])  # ended by the worker, perhaps still named by an old heartbeat
@@ -112,7 +134,7 @@ class WorkerView:
     @property
     def free(self) -> int:
         """Slots that can be given out now."""
-        if self.asleep:
+        if self.asleep or self.drained or self.beat.draining:
             return 0
         stray = sum(1 for a in self.beat.running if a not in self.given and a not in self.done)
         return self.beat.slots - len(self.given) - stray
@@ -139,6 +161,14 @@ class WorkerView:
 
 
 @dataclass(slots=True)
+class Cancelling:
+    """A run that is being cancelled: by which order, and which rollouts are still to be."""
+
+    order: Task
+    waiting: deque[str]
+
+
+@dataclass(slots=True)
 class ControllerState:
     """Everything the controller knows."""
 
@@ -155,9 +185,12 @@ class ControllerState:
     newest: dict[str, int] = field(default_factory=dict[str, int])
     policies: set[str] = field(default_factory=set[str])  # resources of kind policy
     waiting: dict[str, set[str]] = field(default_factory=dict[str, set[str]])  # resource -> rollouts that wait for it
+    drained: set[str] = field(default_factory=set[str])  # workers' ids and names by order; "*" is all of them
+    cancelling: dict[str, Cancelling] = field(default_factory=dict[str, "Cancelling"])  # runs
     timers: list[Timer] = field(default_factory=list[Timer])
     dirty: dict[str, Live] = field(default_factory=dict[str, Live])  # changed since the last Tick
     out: list[Out] = field(default_factory=list[Out])  # to be handed out by the current step
+    taken_ns: int = 0  # of the newest rollout
     count: int = 0  # tie-breaks and queue tickets
     ignored: int = 0  # events that changed nothing: late, duplicate, unknown
 
@@ -169,6 +202,25 @@ class ControllerState:
     def timer(self, due_ns: int, kind: TimerKind, who: str, attempt_id: str | None = None) -> None:
         """Sets a timer; one that no longer applies when due is dropped then."""
         heapq.heappush(self.timers, (due_ns, self.next(), kind, who, attempt_id))
+
+    def applies(self, timer: Timer) -> bool:
+        """Whether a timer still stands for anything."""
+        _, _, kind, who, attempt_id = timer
+        if kind == "worker_due":
+            return who in self.workers
+        live = self.live.get(who)
+        return live is not None and (kind == "expire_due" or live.attempt_id == attempt_id)
+
+    def sweep_timers(self) -> None:
+        """Drops timers of what is over, so that long ones of short rollouts do not pile up."""
+        if len(self.timers) > TIMERS_SPARE + TIMERS_EACH * (len(self.live) + len(self.workers)):
+            self.timers = [timer for timer in self.timers if self.applies(timer)]
+            heapq.heapify(self.timers)
+
+    def take(self, task: Task, now_ns: int) -> Live:
+        """A new rollout. No two are taken in at the same time, so that the times tell the order."""
+        self.taken_ns = max(now_ns, self.taken_ns + 1)
+        return Live(task, created_ns=task.created_ns or now_ns, taken_ns=self.taken_ns)
 
     def run_of(self, run_id: str) -> Run:
         """A run, made on first sight."""

@@ -29,6 +29,9 @@ TABLE: dict[tuple[Phase, str], Transition] = {
     ),
     ("queuing", "dispatch"): Transition(act.give, ("preparing",), "given to a worker with a free slot"),
     ("queuing", "wake"): Transition(act.enqueue, ("queuing",), "its back-off is over, or a resource it waits for came"),
+    ("queuing", "expire_due"): Transition(
+        act.expire_queued, ("closing",), "past rollout_timeout_s: an empty attempt is minted and closed as timeout"
+    ),
     ("queuing", "cancel"): Transition(act.cancel_queued, ("closing",), "an empty attempt is minted and closed"),
     ("queuing", "pause"): Transition(act.pause, ("queuing",), "not given out while paused"),
     ("queuing", "resume"): Transition(act.resume, ("queuing",), "given out again"),
@@ -36,6 +39,7 @@ TABLE: dict[tuple[Phase, str], Transition] = {
     ("preparing", "claim_due"): Transition(
         act.claim_due, ("preparing", "closing"), "not begun within claim_s: unclaimed, not a try"
     ),
+    ("preparing", "expire_due"): Transition(act.expire_open, ("closing",), "past rollout_timeout_s: timeout, final"),
     ("preparing", "ended"): Transition(act.ended, ("queuing", "closing", "done"), "ended before its begin was seen"),
     ("preparing", "cancel"): Transition(act.cancel_open, ("closing",), "cancelled"),
     ("preparing", "pause"): Transition(act.pause, ("preparing",), "goes on, but is not tried again while paused"),
@@ -45,12 +49,14 @@ TABLE: dict[tuple[Phase, str], Transition] = {
         ("running", "closing"),
         "past timeout_s: timeout; no heartbeat named it for unresponsive_s: unresponsive",
     ),
+    ("running", "expire_due"): Transition(act.expire_open, ("closing",), "past rollout_timeout_s: timeout, final"),
     ("running", "ended"): Transition(act.ended, ("queuing", "closing", "done"), "its first end marker decided it"),
     ("running", "cancel"): Transition(act.cancel_open, ("closing",), "cancelled"),
     ("running", "pause"): Transition(act.pause, ("running",), "goes on, but is not tried again while paused"),
     ("running", "resume"): Transition(act.resume, ("running",), "may be tried again"),
     ("closing", "ended"): Transition(act.ended, ("queuing", "closing", "done"), "its first end marker decided it"),
     ("closing", "repeat_due"): Transition(act.repeat, ("closing",), "the end marker is written again"),
+    ("closing", "expire_due"): Transition(act.stay, ("closing",), "no try follows its end"),
     ("closing", "cancel"): Transition(act.cancel_open, ("closing",), "closed as cancelled instead"),
     ("closing", "pause"): Transition(act.pause, ("closing",), "not tried again while paused"),
     ("closing", "resume"): Transition(act.resume, ("closing",), "may be tried again"),

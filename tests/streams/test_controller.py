@@ -2,68 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
+from controller_rig import T0, TASK, Play, limits
 
-from spanloop.schemas.records import Assignment, Attempt, EndStatus, Limits, Rollout, SpanBatch, Task, Worker
-from spanloop.streams.controller import ControllerState, Event, Out, Tick, step
+from spanloop.schemas.records import Assignment, Attempt, EndStatus, SpanBatch, Worker
 from spanloop.streams.controller_table import TABLE, markdown
-
-R = TypeVar("R", bound=Out)
-T0 = 1_760_000_000_000_000_000
-SECOND = 1_000_000_000
-TASK = Task(rollout_id="ro-1", run_id="run", mode="train", group_id="gr-1", sample=2, group_size=4, data_id="d7")
-
-
-def fresh() -> ControllerState:
-    numbers = iter(range(1, 10_000))
-    return ControllerState(epoch=7, mint=lambda: f"at-{next(numbers)}")
-
-
-@dataclass
-class Play:
-    """A controller with one worker of four slots, at a time that moves only when told to."""
-
-    state: ControllerState = field(default_factory=fresh)
-    now: int = T0
-    out: list[Out] = field(default_factory=list[Out])
-    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
-
-    def __post_init__(self) -> None:
-        self.do(Worker("wo-1", slots=4))
-
-    def do(self, *events: Event) -> list[Out]:
-        """One batch of events and the tick that closes it."""
-        self.out = [r for e in (*events, Tick()) for r in step(self.state, e, self.now)]
-        self.rollouts |= {r.rollout_id: r for r in self.get(Rollout)}
-        return self.out
-
-    def wait(self, seconds: float) -> list[Out]:
-        self.now += int(seconds * SECOND)
-        return self.do()
-
-    def beat(self, *running: str) -> list[Out]:
-        return self.do(Worker("wo-1", slots=4, running=list(running), last_assignment_offset=10**6))
-
-    def begin(self, attempt_id: str) -> list[Out]:
-        return self.do(Attempt("ro-1", attempt_id, "running"))
-
-    def end(self, attempt_id: str, outcome: EndStatus = "succeeded", *, final: bool = True) -> list[Out]:
-        return self.do(Attempt("ro-1", attempt_id, "ended", outcome=outcome, final=final))
-
-    def get(self, kind: type[R]) -> list[R]:
-        return [r for r in self.out if isinstance(r, kind)]
-
-    @property
-    def rollout(self) -> Rollout:
-        return self.rollouts["ro-1"]
-
-
-def limits(**changes: object) -> Task:
-    return replace(TASK, limits=replace(Limits(), **changes))  # pyright: ignore[reportArgumentType]  # names checked by replace
 
 
 def test_a_task_is_given_to_a_free_worker_with_everything_it_needs() -> None:
@@ -226,6 +172,8 @@ def test_retries_go_by_class_in_training_and_by_retry_on_where_it_is_given(
     play.do(replace(limits(max_attempts=2, retry_on=retry_on), mode=mode))  # pyright: ignore[reportArgumentType]  # a Mode
     play.begin("at-1")
     play.end("at-1", outcome, final=not tried_again)
+    assert play.get(Assignment) == []
+    play.wait(0.25)
     assert [(a.attempt_id, a.attempt_number) for a in play.get(Assignment)] == ([("at-2", 2)] if tried_again else [])
     assert play.rollout.final is not tried_again
 
@@ -248,6 +196,7 @@ def test_late_events_of_an_earlier_attempt_change_nothing() -> None:  # SP-7, TN
     play.wait(10)
     play.beat()
     play.end("at-1", "timeout", final=False)
+    play.wait(0.25)
     play.begin("at-2")
     play.end("at-2")
     assert (play.rollout.counting_attempt, play.rollout.tries) == ("at-2", 2)
@@ -280,7 +229,7 @@ def test_the_table_names_no_way_out_of_a_final_rollout_and_leads_only_to_known_p
 
 def test_a_marker_names_its_own_error_and_not_an_earlier_trys() -> None:
     play = Play()
-    play.do(limits(max_attempts=2, timeout_s=10.0, retry_on=["ValueError"]))
+    play.do(limits(max_attempts=2, timeout_s=10.0, retry_on=["ValueError"], backoff_s=0.0))
     play.begin("at-1")
     play.do(Attempt("ro-1", "at-1", "ended", outcome="failed", error_type="ValueError"))
     play.begin("at-2")

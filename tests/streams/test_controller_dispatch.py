@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
+from controller_rig import SECOND, T0, restarted
 
-from spanloop.schemas.records import Assignment, Attempt, Decision, Resource, Rollout, SpanBatch, Task, Worker
-from spanloop.streams.controller import ControllerState, Event, Out, Placed, Tick, load, recover, settle, step
-
-T0 = 1_760_000_000_000_000_000
-SECOND = 1_000_000_000
+from spanloop.schemas.records import Assignment, Attempt, Decision, Limits, Resource, Rollout, SpanBatch, Task, Worker
+from spanloop.streams.controller import ControllerState, Event, Out, Placed, Tick, step
 
 
 @dataclass
@@ -186,7 +184,7 @@ def test_members_of_a_started_group_and_other_modes_do_not_wait_for_credit() -> 
 def test_a_retry_takes_no_further_credit() -> None:
     play = Play()
     play.do(worker(100), trainer(1))
-    task = replace(group("a", 1)[0], limits=replace(Task("", "").limits, max_attempts=2))
+    task = replace(group("a", 1)[0], limits=Limits(max_attempts=2, backoff_s=0))
     play.do(task)
     lost = Attempt("a-0", play.attempts["a-0"], "ended", outcome="unresponsive", failure_class="infra")
     assert play.do(lost) == ["a-0"]
@@ -209,14 +207,7 @@ def test_credit_counts_across_a_restart_what_was_given_out_and_not_decided() -> 
     play = Play()
     play.do(worker(100), trainer(8), *group("a", 4), *group("b", 4), *group("c", 4))
     play.finish("a-0", "a-1", "a-2", "a-3")
-    state = ControllerState()
-    for record in play.rollouts.values():
-        load(state, record, play.now)
-    recover(state, 1, play.now)
-    after = Play(state)
-    for beat in (worker(100), trainer(8)):
-        step(state, beat, play.now)
-    settle(state)
+    after = Play(restarted(play.rollouts.values(), play.now, worker(100), trainer(8)))
     assert after.do() == []
     assert after.do(Decision("tr-1", 1, "run", "a")) == ["c-0", "c-1", "c-2", "c-3"]
 
@@ -224,13 +215,7 @@ def test_credit_counts_across_a_restart_what_was_given_out_and_not_decided() -> 
 def test_slots_count_across_a_restart_what_was_given_out_and_not_ended() -> None:
     play = Play()
     play.do(worker(2), *tasks(3))
-    state = ControllerState()
-    for record in play.rollouts.values():
-        load(state, record, play.now)
-    recover(state, 1, play.now)
-    step(state, worker(2), play.now)
-    settle(state)
-    after = Play(state, attempts=play.attempts)
+    after = Play(restarted(play.rollouts.values(), play.now, worker(2)), attempts=play.attempts)
     assert after.do() == []
     assert after.finish("run-0") == ["run-2"]
 

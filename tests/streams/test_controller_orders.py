@@ -2,75 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import replace
 
 import pytest
+from controller_rig import TASK, Play, limits
 
-from spanloop.schemas.records import Assignment, Attempt, EndStatus, Limits, Rollout, SpanBatch, Task, Worker
-from spanloop.streams.controller import ControllerState, Event, Out, Refused, Tick, load, recover, settle, step
-
-R = TypeVar("R", bound=Out)
-T0 = 1_760_000_000_000_000_000
-SECOND = 1_000_000_000
-TASK = Task(rollout_id="ro-1", run_id="run", mode="train", group_id="gr-1", sample=2, group_size=4, data_id="d7")
-
-
-def fresh(epoch: int = 7, since: int = 0) -> ControllerState:
-    numbers = iter(range(since + 1, 10_000))
-    return ControllerState(epoch=epoch, mint=lambda: f"at-{next(numbers)}")
-
-
-@dataclass
-class Play:
-    """A controller with one worker of four slots, at a time that moves only when told to."""
-
-    state: ControllerState = field(default_factory=fresh)
-    now: int = T0
-    out: list[Out] = field(default_factory=list[Out])
-    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
-
-    def __post_init__(self) -> None:
-        self.do(Worker("wo-1", slots=4))
-
-    def do(self, *events: Event) -> list[Out]:
-        """One batch of events and the tick that closes it."""
-        self.out = [r for e in (*events, Tick()) for r in step(self.state, e, self.now)]
-        self.rollouts |= {r.rollout_id: r for r in self.get(Rollout)}
-        return self.out
-
-    def wait(self, seconds: float) -> list[Out]:
-        self.now += int(seconds * SECOND)
-        return self.do()
-
-    def beat(self, *running: str) -> list[Out]:
-        return self.do(Worker("wo-1", slots=4, running=list(running), last_assignment_offset=10**6))
-
-    def begin(self, attempt_id: str) -> list[Out]:
-        return self.do(Attempt("ro-1", attempt_id, "running"))
-
-    def end(self, attempt_id: str, outcome: EndStatus = "succeeded", *, final: bool = True) -> list[Out]:
-        return self.do(Attempt("ro-1", attempt_id, "ended", outcome=outcome, final=final))
-
-    def get(self, kind: type[R]) -> list[R]:
-        return [r for r in self.out if isinstance(r, kind)]
-
-    @property
-    def rollout(self) -> Rollout:
-        return self.rollouts["ro-1"]
-
-    def restart(self) -> None:
-        """A new controller that knows only what was written."""
-        self.state = fresh(0, since=100)
-        for record in self.rollouts.values():
-            load(self.state, record, self.now)
-        recover(self.state, 5, self.now)
-        step(self.state, Worker("wo-1", slots=4), self.now)
-        settle(self.state)
-
-
-def limits(**changes: object) -> Task:
-    return replace(TASK, limits=replace(Limits(), **changes))  # pyright: ignore[reportArgumentType]  # names checked by replace
+from spanloop.schemas.records import Assignment, Attempt, SpanBatch, Task, Worker
+from spanloop.streams.controller import Refused
 
 
 def test_a_rollout_cancelled_in_the_queue_gets_an_empty_final_attempt() -> None:

@@ -21,7 +21,8 @@ from spanloop.schemas.records import (
 )
 from spanloop.schemas.retry import is_final
 from spanloop.schemas.spans import EndStatus, Mode
-from spanloop.streams.controller import ControllerState, Event, Out, Tick, load, recover, settle, step
+from spanloop.streams.controller import ControllerState, Event, Out, Tick, step
+from spanloop.streams.controller_recover import load, recover, settle
 
 SECOND = 1_000_000_000
 MODES: tuple[Mode, ...] = ("train", "val")

@@ -1,0 +1,49 @@
+"""What a task may ask for, and how waits grow."""
+
+from __future__ import annotations
+
+import math
+
+from ..schemas.records import Limits, Task
+from .controller_state import LONGEST_S
+
+# Action or mode of a task that this version does not know, or limits that allow nothing.
+INVALID_TASK = "invalid_task"
+POSITIVE = ("timeout_s", "unresponsive_s", "claim_s", "rollout_timeout_s")
+NOT_NEGATIVE = ("backoff_s", "backoff_max_s")
+# 2 to this power is past every maximum; more would overflow a float after a day of repeats.
+MOST_DOUBLINGS = 40
+
+
+def doubled(first_s: float, times: int, most_s: float) -> float:
+    """A wait of `first_s` after it was doubled so often, at most `most_s`. Seconds."""
+    return min(first_s * 2.0 ** min(times, MOST_DOUBLINGS), most_s)
+
+
+def why_invalid(task: Task) -> str | None:
+    """Why a task can never be run; None if it can."""
+    if task.action != "run":
+        return f"action {task.action!r} is not known to this version of the controller"
+    if task.mode == "unknown":
+        return "mode is not known to this version of the controller; expected train, val or test"
+    if not math.isfinite(task.credit.gamma):
+        return f"credit.gamma is {task.credit.gamma}, expected a finite number"
+    return why_impossible(task.limits)
+
+
+def why_impossible(limits: Limits) -> str | None:
+    """Why no rollout can be run under these limits; None if one can. Guards all arithmetic on times: NaN fails it."""
+    if limits.max_attempts < 1:
+        return f"limits.max_attempts is {limits.max_attempts}, expected at least 1"
+    if limits.run_concurrency is not None and limits.run_concurrency < 1:
+        return f"limits.run_concurrency is {limits.run_concurrency}, expected null or at least 1; an order pauses a run"
+    for name in POSITIVE + NOT_NEGATIVE:
+        value: float | None = getattr(limits, name)
+        enough = value is None or (value > 0 if name in POSITIVE else value >= 0)
+        if not enough or (value is not None and not value <= LONGEST_S):
+            return f"limits.{name} is {value}, expected seconds up to {LONGEST_S:g}" + (
+                ", more than 0" if name in POSITIVE else ", 0 or more"
+            )
+    if limits.failure_reward is not None and not math.isfinite(limits.failure_reward):
+        return f"limits.failure_reward is {limits.failure_reward}, expected null or a finite number"
+    return None
