@@ -38,6 +38,7 @@ def demo(folder: Path, *flags: str) -> dict[str, Any]:
     return json.loads(report.read_text("utf-8"))
 
 
+@pytest.mark.demo
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 20)
 @pytest.mark.parametrize("seed", seeds())
@@ -53,6 +54,7 @@ def test_the_agent_learns_through_the_whole_loop(seed: int, tmp_path: Path, caps
     assert figures["dead_letters"] == 0
 
 
+@pytest.mark.demo
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 20)
 @pytest.mark.parametrize("control", ["frozen", "shuffled"])

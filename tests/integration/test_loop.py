@@ -18,7 +18,7 @@ from spanloop.demo import BATCH, GROUPS_PER_BATCH
 from spanloop.infra.real_kafka import missing
 
 STEPS = 3
-TIMEOUT_S = 280.0
+TIMEOUT_S = 400.0
 ON_KAFKA = pytest.param("--kafka", marks=pytest.mark.kafka)
 
 
@@ -33,6 +33,7 @@ def ask(home: Path, statement: str) -> list[list[Any]]:
     return [list(row.values()) for row in json.loads(done.stdout)]
 
 
+@pytest.mark.demo
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 20)
 @pytest.mark.parametrize("processes", ["", "--processes"], ids=["threads", "processes"])
@@ -73,6 +74,7 @@ def engine_and_trainer_agree(home: Path) -> None:
     assert max(step["onpolicy_abs_diff_max"] for step in fresh) < 1e-4
 
 
+@pytest.mark.demo
 @pytest.mark.slow
 def test_an_interrupted_run_exits_cleanly_and_its_folder_can_be_read(tmp_path: Path) -> None:
     home = tmp_path / "run"
