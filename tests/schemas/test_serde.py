@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import pickle
 import struct
@@ -127,6 +128,16 @@ def test_the_schema_guid_is_read_from_the_header_too() -> None:
 
     header = (SCHEMA_ID_HEADER, b"\x01" + guid.bytes)
     assert Decoder(ByGuid()).decode(Reward, encode_body(example(Reward)), [header]) == example(Reward)
+
+
+def test_our_own_schema_is_known_again_whatever_order_its_keys_come_back_in() -> None:
+    class Reordering:
+        def schema(self, schema_id: int | str) -> str:
+            return json.dumps(json.loads(schema_json(Reward)), sort_keys=True)
+
+    decoder = Decoder(Reordering())
+    assert decoder.writer(1) == schema_json(Reward)
+    assert decoder.decode(Reward, ENCODER.encode(example(Reward))) == example(Reward)
 
 
 def test_a_header_of_another_length_is_refused() -> None:
