@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableSet, Sequence
     from typing import NamedTuple
 
     class TP(NamedTuple):
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
         value: bytes | None
         headers: Mapping[str, bytes] | Sequence[tuple[str, bytes]] | None
 
-    class Event:
-        """One record in a stream."""
+    class Service:
+        """A service of mode."""
 
-        message: Message
+        should_stop: bool
 
-    class Stream:
-        """Records of the topics an agent reads."""
-
-        def noack_take(self, max_: int, within: float) -> AsyncIterator[Sequence[Event]]: ...
-
-    class Consumer:
+    class Consumer(Service):
         """The group member."""
 
         def assignment(self) -> set[TP]: ...
         async def seek_wait(self, partitions: Mapping[TP, int]) -> None: ...
+        def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Message]]: ...
+
+    class Transport:
+        """How Kafka is reached."""
+
+        Consumer: type[Consumer]
 
     class Signal:
         """Something an app tells."""
@@ -61,10 +62,11 @@ if TYPE_CHECKING:
         crash_reason: BaseException | None
         on_partitions_assigned: Signal
         rebalancing: bool
+        topics: MutableSet[object]
 
         def __init__(self, *, id: str, datadir: str, **settings: object) -> None: ...
+        def _new_transport(self) -> Transport: ...
         def topic(self, *topics: str, key_serializer: str, value_serializer: str, acks: bool) -> object: ...
-        def agent(self, channel: object, *, name: str) -> Callable[[Callable[[Stream], Awaitable[None]]], object]: ...
         def add_future(self, coro: Coroutine[object, object, None]) -> Future[None]: ...
         async def start(self) -> None: ...
         async def stop(self) -> bool: ...
@@ -83,8 +85,19 @@ else:
     from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
     from faust import App
     from faust.app.base import BootStrategy
-    from faust.types import TP
-    from faust.types import EventT as Event
-    from faust.types import StreamT as Stream
+    from faust.transport.base import Transport
+    from faust.transport.drivers.aiokafka import Consumer
+    from faust.types import TP, Message
+    from mode import Service
 
-__all__ = ["TP", "App", "BootStrategy", "Event", "NoOffsetForPartitionError", "OffsetOutOfRangeError", "Stream"]
+__all__ = [
+    "TP",
+    "App",
+    "BootStrategy",
+    "Consumer",
+    "Message",
+    "NoOffsetForPartitionError",
+    "OffsetOutOfRangeError",
+    "Service",
+    "Transport",
+]
