@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import closing
 from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException
@@ -13,7 +14,7 @@ from confluent_kafka.cimpl import NewTopic
 from ..schemas.errors import ConfigError
 from ..schemas.topics import ASSEMBLIES, REWARDS, SPANS, TOPICS, Topic
 from .kafka_config import METADATA_TIMEOUT_S, admin, no_broker, partitions
-from .registry import Registry, register_all
+from .registry import connect, register_all
 from .settings import Settings
 
 CREATE_TIMEOUT_S = 30.0
@@ -38,13 +39,10 @@ def init(settings: Settings) -> dict[str, int]:
 
 def register(settings: Settings) -> dict[str, int]:
     """Sets every subject to FULL_TRANSITIVE and registers this version's schemas; topic name -> schema id."""
-    registry = Registry(settings.registry_url)
-    try:
+    with closing(connect(settings)) as registry:
         for topic in TOPICS.values():
             registry.set_compatibility(topic.subject(settings.prefix))
         return register_all(registry, settings)
-    finally:
-        registry.close()
 
 
 def counts(settings: Settings, client: AdminClient | None = None) -> dict[str, int]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import time
+from contextlib import closing
 from typing import Any, cast
 
 import httpx
@@ -13,6 +16,8 @@ from ..schemas.serde import Encoder, schema_json
 from ..schemas.topics import TOPICS
 from .settings import Settings
 
+log = logging.getLogger(__name__)
+
 COMPATIBILITY = "FULL_TRANSITIVE"
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 # Apicurio 3.0 takes a schema with the default "{}" for no schema at all; escaped, the same JSON passes.
@@ -21,6 +26,7 @@ NOT_FOUND, CONFLICT, SERVER_ERROR = 404, 409, 500
 # A registry fed from a log may answer 404 for an id it is about to learn: ask again before believing it.
 NOT_FOUND_TRIES = 3
 NOT_FOUND_PAUSE_S = 0.2
+START_RETRY_S = 0.5
 
 
 class Registry:
@@ -57,6 +63,10 @@ class Registry:
         """All subjects."""
         return cast("list[str]", self._json(self._ask("GET", "/subjects")))
 
+    def check(self) -> None:
+        """Returns if the registry answers. Raises Unavailable."""
+        self._json(self._ask("GET", "/config"))
+
     def close(self) -> None:
         """Closes its connections."""
         self._http.close()
@@ -78,6 +88,34 @@ class Registry:
         return answer.json()
 
 
+def connect(settings: Settings) -> Registry:
+    """A client of the settings' registry. Close it."""
+    return Registry(settings.registry_url)
+
+
+def wait_for_registry(settings: Settings, stop: threading.Event) -> bool:
+    """Waits at a part's start until the registry answers; False where told to stop before.
+
+    Raises Unavailable naming it after `registry_wait_s`, and what is wrong with what it answers.
+    """
+    deadline = time.monotonic() + settings.registry_wait_s
+    told = False
+    with closing(connect(settings)) as registry:
+        while not stop.is_set():
+            try:
+                registry.check()
+            except Unavailable as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if not told:
+                    log.warning("waiting, %g s at most: %s", settings.registry_wait_s, error)
+                told = True
+                stop.wait(START_RETRY_S)
+            else:
+                return True
+    return False
+
+
 def register_all(registry: Registry, settings: Settings) -> dict[str, int]:
     """Registers every topic's schema of this version; returns topic name -> id. Fails at start, never per record."""
     return {t.name: registry.register(t.subject(settings.prefix), schema_json(t.record)) for t in TOPICS.values()}
@@ -85,8 +123,5 @@ def register_all(registry: Registry, settings: Settings) -> dict[str, int]:
 
 def encoder(settings: Settings) -> Encoder:
     """An Encoder with ids from the settings' registry."""
-    registry = Registry(settings.registry_url)
-    try:
+    with closing(connect(settings)) as registry:
         return Encoder(register_all(registry, settings))
-    finally:
-        registry.close()

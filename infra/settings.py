@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from ..schemas.errors import ConfigError
+from .masking import MASK, SECRET_NAME, Masker, secrets_of
 
 PREFIX = "SPANLOOP_"
 NESTED = "__"
@@ -44,6 +45,8 @@ class Settings(BaseSettings):
     """Kafka brokers, host:port, comma separated."""
     registry_url: str = ""
     """Schema registry with Confluent's routes."""
+    registry_wait_s: float = Field(default=60.0, ge=0)
+    """How long a part waits at its start for the schema registry, before it gives up."""
     clickhouse_url: str = ""
     """ClickHouse's HTTP interface, http://user:password@host:port."""
     clickhouse_database: str = "spanloop"
@@ -74,6 +77,10 @@ class Settings(BaseSettings):
     """Folder for runs: ClickHouse data, checkpoints, exports."""
     otel_endpoint: str = ""
     """OTLP endpoint for spanloop's own metrics and traces; empty = off."""
+    log_format: Literal["console", "json"] = "console"
+    """How log lines look: for people, or one JSON object a line."""
+    log_level: Literal["", "debug", "info", "warning", "error"] = ""
+    """What is logged; empty = as the command has it: warnings, with --verbose also info."""
 
     def __init__(self, **values: Any) -> None:
         """Raises ConfigError naming each key that is unknown or wrong, wherever it was set."""
@@ -105,9 +112,19 @@ class Settings(BaseSettings):
             for name, value in self.model_dump(mode="json").items()
         }
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Secrets are not shown, wherever settings are printed."""
+        mask = Masker(secrets_of(self))
+        for name, value in super().__repr_args__():
+            yield name, mask(value) if isinstance(value, str) else value if name != "kafka" else _shown(self.kafka)
+
     def with_(self, **changes: Any) -> Settings:
         """A copy with some fields changed."""
         return self.model_copy(update=changes)
+
+
+def _shown(kafka: dict[str, str]) -> dict[str, str]:
+    return {name: MASK if SECRET_NAME.search(name) else value for name, value in kafka.items()}
 
 
 def _wrong(kind: str, message: str) -> str:

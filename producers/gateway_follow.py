@@ -11,13 +11,13 @@ from ..infra.kafka import Message, Reader
 from ..infra.quarantine import Quarantine
 from ..infra.registry import Registry
 from ..infra.settings import Settings
+from ..infra.taking import Taking
 from ..schemas.errors import Unavailable
 from ..schemas.records import Attempt, Worker
 from ..schemas.serde import Decoder
 from ..schemas.topics import ATTEMPTS, WORKERS
 from .gateway_attempts import Attempts
 from .gateway_engines import Engines
-from .taking import Taking
 
 POLL_S = 0.05
 # Every live engine beats within seconds, so of the old heartbeats a few suffice.

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 from ..infra.kafka import Message, Position, Reader, partitions
 from ..infra.settings import Settings
-from ..schemas.errors import InvalidRecord, Unavailable
+from ..infra.taking import Taking
+from ..schemas.errors import Unavailable
 from ..schemas.records import Decision, Resource, Rollout, Worker
-from ..schemas.serde import Decoder
-from ..schemas.topics import DECISIONS, RESOURCES, ROLLOUTS, TOPICS, WORKERS
+from ..schemas.topics import DECISIONS, RESOURCES, ROLLOUTS, WORKERS
 from .controller import ControllerState, step
 from .controller_recover import load, recover, settle
 
@@ -23,7 +23,7 @@ REREAD = (WORKERS, RESOURCES, DECISIONS)
 def restore(
     settings: Settings,
     state: ControllerState,
-    decoder: Decoder,
+    taking: Taking,
     committed: Mapping[Position, int],
     *,
     epoch: int,
@@ -35,12 +35,12 @@ def restore(
     """
 
     def take_rollout(message: Message) -> None:
-        record = _decode(decoder, message)
+        record = taking.record(message)
         if isinstance(record, Rollout):
             load(state, record, now_ns)
 
     def take_again(message: Message) -> None:
-        record = _decode(decoder, message)
+        record = taking.record(message)
         if isinstance(record, Worker):  # heard when it was sent: one that died since must not look alive
             step(state, record, min(now_ns, record.beat_ns))
         elif isinstance(record, (Resource, Decision)):
@@ -78,13 +78,3 @@ def _drain(reader: Reader, until: Mapping[Position, int], take: Callable[[Messag
         if time.monotonic() - heard > STALLED_S:
             raise Unavailable(f"reading {sorted(until)} gave nothing for {STALLED_S:g} s; is the broker reachable?")
     return count
-
-
-def _decode(decoder: Decoder, message: Message) -> object:
-    """None for a tombstone and for a record that was quarantined when it was first read."""
-    if message.value is None:
-        return None
-    try:
-        return decoder.decode_topic(TOPICS[message.topic], message.value, message.headers)
-    except InvalidRecord:
-        return None

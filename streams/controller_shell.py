@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import replace
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -19,12 +18,13 @@ from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import METADATA_TIMEOUT_S, Member, Message, Names, Position, wait_for_broker
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
-from ..infra.registry import Registry, encoder
+from ..infra.registry import connect, encoder, wait_for_registry
 from ..infra.settings import Settings
+from ..infra.taking import Taking
 from ..schemas.errors import InvalidRecord, SpanloopError, Unavailable
 from ..schemas.records import Attempt, Decision, Resource, Task, Worker
 from ..schemas.serde import Decoder
-from ..schemas.topics import ASSIGNMENTS, ATTEMPTS, DECISIONS, RESOURCES, TASKS, TOPICS, WORKERS
+from ..schemas.topics import ASSIGNMENTS, ATTEMPTS, DECISIONS, RESOURCES, TASKS, WORKERS
 from .controller import ControllerPolicy, ControllerState, Event, Refused
 from .controller_orders import why_refused
 from .controller_term import Term
@@ -38,8 +38,7 @@ TICK_EVENTS = 1000
 DRAIN_S = 0.002  # after the first message, what came with it is waited for so long
 # A task travels on inside an assignment and a rollout, each with fields of its own.
 TASK_MAX_BYTES = ASSIGNMENTS.max_bytes - 64 * 1024
-DECODE_PATIENCE_S = 60.0
-DECODE_PAUSE_S = 0.5
+START_OVER_PAUSE_S = 0.5
 # Terms in a row that ended without one committed batch, after which trouble is not passing.
 MAX_LOST_TERMS = 5
 
@@ -67,11 +66,15 @@ class ControllerService:
     def run(self, stop: threading.Event) -> None:
         """Blocks until `stop`. Raises Fenced, Unavailable, DataLost, TooManyDeadLetters."""
         wait_for_broker(self._settings)
+        if not wait_for_registry(self._settings, stop):
+            return
         self._encode = encoder(self._settings)
-        registry = Registry(self._settings.registry_url)
-        self._decoder = Decoder(registry)
+        registry = connect(self._settings)
+        decoder = Decoder(registry)
         self._ends = Producer(self._settings, "controller-ends", encode=self._encode)
-        self._quarantine = Quarantine(self._ends, GROUP, self._settings.dlq_limit, self._clock)
+        quarantine = Quarantine(self._ends, GROUP, self._settings.dlq_limit, self._clock)
+        self._taking = Taking(decoder, quarantine, stop)
+        self._again = Taking(decoder, None, stop)
         try:
             while not stop.is_set():
                 self._serve(stop)
@@ -90,7 +93,7 @@ class ControllerService:
             if self._lost_terms >= MAX_LOST_TERMS:
                 raise
             log.warning("controller starts over (%d of %d): %s", self._lost_terms, MAX_LOST_TERMS, error)
-            stop.wait(DECODE_PAUSE_S)
+            stop.wait(START_OVER_PAUSE_S)
         finally:
             self._leave_office([])
             self._member.close()
@@ -101,7 +104,7 @@ class ControllerService:
             messages += self._member.poll(TICK_EVENTS - 1, DRAIN_S)
         if self._term is None:
             return
-        events = [e for m in messages if (e := self._decode(m, stop)) is not None]
+        events = [e for m in messages if (e := self._decode(m)) is not None]
         if stop.is_set() and len(events) < len(messages):
             return
         offsets = {(m.topic, m.partition): m.offset + 1 for m in messages}
@@ -118,7 +121,7 @@ class ControllerService:
                 log.warning("standing by: %s is with another member", sorted(missing))
             return
         term = Term(self._settings, self._encode, self._ends, self._clock, self._policy)
-        term.restore(self._decoder, self._committed())
+        term.restore(self._again, self._committed())
         self._term = term
 
     def _leave_office(self, positions: list[Position]) -> None:
@@ -136,24 +139,10 @@ class ControllerService:
             raise Unavailable(f"group {GROUP}: committed offsets cannot be read: {error}") from error
         return {(self._names.short(tp.topic), tp.partition): tp.offset for tp in found}
 
-    def _decode(self, message: Message, stop: threading.Event) -> Event | None:
+    def _decode(self, message: Message) -> Event | None:
         """Its event; None for a tombstone and for a record put to quarantine. Waits for a registry that is away."""
-        if message.value is None:
-            return None
-        deadline = time.monotonic() + DECODE_PATIENCE_S
-        while True:
-            try:
-                record = self._decoder.decode_topic(TOPICS[message.topic], message.value, message.headers)
-                _check(record)
-            except InvalidRecord as error:
-                self._quarantine.put(message, error)
-                return None
-            except Unavailable:
-                if time.monotonic() > deadline or stop.wait(DECODE_PAUSE_S):
-                    raise
-            else:
-                self._quarantine.good()
-                return _event(record, len(message.value))
+        record = self._taking.record(message, _check)
+        return None if record is None else _event(record, len(message.value or b""))
 
 
 def _check(record: object) -> None:

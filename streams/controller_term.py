@@ -16,9 +16,10 @@ from ..infra.kafka import Names, Position
 from ..infra.kafka_config import FENCED
 from ..infra.producer import Ack, OnDelivery, Producer, producer_config
 from ..infra.settings import Settings
+from ..infra.taking import Taking
 from ..schemas.errors import DeliveryFailed, Fenced, SpanloopError, Unavailable
 from ..schemas.records import Assignment, SpanBatch
-from ..schemas.serde import Decoder, Encoder
+from ..schemas.serde import Encoder
 from .controller import ControllerPolicy, ControllerState, Event, Out, Placed, Tick, step
 from .controller_restore import restore
 
@@ -59,13 +60,15 @@ class Term:
         self.state = ControllerState(policy=policy)
         self._call(lambda: self._client.init_transactions(TRANSACTION_TIMEOUT_S), "init_transactions")
 
-    def restore(self, decoder: Decoder, committed: Mapping[Position, int]) -> None:
+    def restore(self, taking: Taking, committed: Mapping[Position, int]) -> None:
         """Reads what is known. The epoch is the wall clock in ns, or one above the last where that is higher:
 
-        confluent-kafka does not tell the producer's epoch.
+        confluent-kafka does not tell the producer's epoch. Raises Unavailable where told to stop meanwhile.
         """
         now_ns = self._clock.now_ns()
-        restore(self._settings, self.state, decoder, committed, epoch=now_ns, now_ns=now_ns)
+        restore(self._settings, self.state, taking, committed, epoch=now_ns, now_ns=now_ns)
+        if taking.gave_up:
+            raise Unavailable("told to stop while the controller's state was read")
         log.info(
             "controller epoch %d: %d open rollouts, %d finished, %d workers",
             self.state.epoch, len(self.state.live), len(self.state.finished), len(self.state.workers),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import OFFSET_BEGINNING
@@ -14,12 +15,13 @@ from ..infra.kafka import Message as Raw
 from ..infra.kafka import Position, Reader
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
-from ..infra.registry import Registry
+from ..infra.registry import connect
 from ..infra.settings import Settings
-from ..schemas.errors import DeliveryFailed, InvalidRecord, RecordTooLarge, Unavailable
+from ..infra.taking import Taking
+from ..schemas.errors import DeliveryFailed, RecordTooLarge
 from ..schemas.records import Assembly, Attempt, Reward, SpanBatch
 from ..schemas.serde import Decoder
-from ..schemas.topics import ASSEMBLIES, REWARDS, SPANS, TOPICS
+from ..schemas.topics import ASSEMBLIES, REWARDS, SPANS
 from .acks import Outbox
 from .assembler import Assembler
 from .assembly import without_calls, without_rows
@@ -29,7 +31,6 @@ from .messages import Emitted, Late, Message, Output, Policy, Refused, Reread, S
 log = logging.getLogger(__name__)
 
 NAME = "assembler"
-REGISTRY_PAUSE_S = 1.0
 ACK_TIMEOUT_S = 60.0
 FLUSH_S = 3.0
 # Small enough that a slice of catching up does not keep timers and rebalances waiting.
@@ -47,11 +48,13 @@ class Shell:
         self.core = Assembler(policy)
         self.rereads: list[Reread] = []
         self._clock = clock or SystemClock()
-        self._registry = Registry(settings.registry_url)
-        self._decoder = Decoder(self._registry)
+        self._registry = connect(settings)
         self._producer = Producer(settings, NAME)
         self._outbox = Outbox(self._producer)
         self._quarantine = Quarantine(self._producer, NAME, settings.dlq_limit)
+        decoder, stop = Decoder(self._registry), threading.Event()
+        self._taking = Taking(decoder, self._quarantine, stop)
+        self._again = Taking(decoder, None, stop)
         self._figures = Figures(telemetry.meter(settings, NAME), self.core, self._quarantine)
         self._assemblies: list[tuple[Assembly, int]] = []
         self._committed: dict[Position, int] = {}
@@ -76,31 +79,14 @@ class Shell:
             source = _source(raw.topic)
             if part is None or raw.offset < part.held(source).position:
                 continue
-            record = await self._decoded(raw)
+            record = await self._taking.record_async(raw)
+            assert record is None or isinstance(record, SpanBatch | Reward)
             message = Message(source, raw.partition, raw.offset, record)
             self._carry_out(self.core.add(message, self._clock.now_ns()), raw)
 
     def tick(self) -> None:
         """Emits what is due."""
         self._carry_out(self.core.tick(self._clock.now_ns()), None)
-
-    async def _decoded(self, raw: Raw) -> SpanBatch | Reward | None:
-        """The record; None for a tombstone and for what was quarantined. Waits while the registry is unreachable."""
-        if raw.value is None:
-            return None
-        while True:
-            try:
-                record = self._decoder.decode_topic(TOPICS[raw.topic], raw.value, raw.headers)
-            except Unavailable as error:
-                log.warning("%s[%d]@%d waits: %s", raw.topic, raw.partition, raw.offset, error)
-                await asyncio.sleep(REGISTRY_PAUSE_S)
-            except InvalidRecord as error:
-                await asyncio.to_thread(self._quarantine.put, raw, error)
-                return None
-            else:
-                self._quarantine.good()
-                assert isinstance(record, SpanBatch | Reward)
-                return record
 
     # --- outputs
 
@@ -172,8 +158,8 @@ class Shell:
 
         async def remember(messages: Sequence[Raw]) -> None:
             for raw in messages:
-                if raw.value is not None:
-                    assembly = self._decoder.decode(Assembly, raw.value, raw.headers)
+                assembly = await self._taking.record_async(raw)
+                if isinstance(assembly, Assembly):
                     assemblies[assembly.attempt_id] = assembly
 
         if not await read(self.settings, {(ASSEMBLIES.name, partition): None}, remember, superseded):
@@ -219,25 +205,22 @@ class Shell:
 
         async def restore(messages: Sequence[Raw]) -> None:
             for raw in messages:
-                if raw.key in keys and raw.value is not None:
-                    self._restore(raw, raw.value)
+                if raw.key in keys:
+                    await self._restore(raw)
 
         await read(self.settings, starts, restore)
         for w in wanted:
             outputs = self.core.restored(w.attempt_id, self._clock.now_ns(), lost=w.attempt_id in lost)
             self._carry_out(outputs, None)
 
-    def _restore(self, raw: Raw, value: bytes) -> None:
+    async def _restore(self, raw: Raw) -> None:
         source = _source(raw.topic)
         part = self.core.partitions.get(raw.partition)
         if part is None or raw.offset >= part.held(source).position:
             return
-        try:
-            record = self._decoder.decode_topic(TOPICS[source], value, raw.headers)
-        except InvalidRecord:  # quarantined when it was first read
-            return
-        assert isinstance(record, SpanBatch | Reward)
-        self.core.restore(Message(source, raw.partition, raw.offset, record))
+        record = await self._again.record_async(raw)
+        if isinstance(record, SpanBatch | Reward):
+            self.core.restore(Message(source, raw.partition, raw.offset, record))
 
 
 def _source(topic: str) -> Source:
