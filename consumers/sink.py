@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
+from ..infra import process
 from ..infra.clickhouse import connect
 from ..infra.clickhouse_client import Client, code_of
 from ..infra.clock import Clock, SystemClock
@@ -188,11 +188,7 @@ def _reach(open_it: Callable[[], T], stop: threading.Event) -> T | None:
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT, with settings from the environment."""
-    logging.basicConfig(level=logging.WARNING)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
-    SinkService(Settings()).run(stop)
+    process.main(lambda: SinkService(Settings()))
 
 
 if __name__ == "__main__":

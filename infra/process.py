@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -12,7 +11,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..schemas.errors import SpanloopError
+from . import logs
+from .kafka_config import wait_for_broker
+from .settings import Settings
 
+# A process that finds no broker says so within ten seconds, its start and its imports included.
+BROKER_PATIENCE_S = 5.0
 LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -47,14 +51,20 @@ def run_until_signalled(part: Part) -> None:
     part.run(stop_on_signal())
 
 
-def main(make: Callable[[], Part]) -> None:
-    """The entry point of `python -m spanloop.<room>.<part>`: an error made on purpose is a message and status 1."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # else it tells of every schema that is looked up
+def main(make: Callable[[], Part], *, broker: bool = True) -> None:
+    """The entry point of `python -m spanloop.<room>.<part>`: an error made on purpose is a message and status 1.
+
+    `broker`: the part needs one, and without one it is said within ten seconds, start and imports included.
+    """
+    logs.configure(level="INFO")
     try:
+        settings = Settings()
+        logs.configure(settings, level="INFO")
+        if broker:
+            wait_for_broker(settings, BROKER_PATIENCE_S)
         run_until_signalled(make())
     except SpanloopError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        sys.exit(logs.masked(f"{type(error).__name__}: {error}"))
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -18,11 +18,11 @@ from types import TracebackType
 
 from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import TOPICS
-from . import admin
+from . import admin, logs
 from .embedded_broker import EmbeddedBroker
 from .embedded_registry import EmbeddedRegistry
 from .kafka_config import partitions as partitions_of_topic
-from .process import LOG_FORMAT, stop_on_signal
+from .process import stop_on_signal
 from .real_kafka import RealKafka
 from .settings import PREFIX, Settings
 
@@ -151,8 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prefix", default="spanloop", help="of topics, groups and subjects")
     parser.add_argument("--partitions", type=int, default=4, help="of the topics that are spread")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logs.configure()
     try:
         serve(chosen.home, kafka=chosen.kafka, prefix=chosen.prefix, partitions=chosen.partitions)
     except SpanloopError as error:

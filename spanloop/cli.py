@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -13,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from spanloop import __version__
-from spanloop.infra.process import LOG_FORMAT
+from spanloop.infra import logs
+from spanloop.infra.process import BROKER_PATIENCE_S
 from spanloop.infra.settings import LOCAL, Profile, Settings
 from spanloop.schemas.errors import ConfigError, SpanloopError
 
-# A command that finds no broker says so within ten seconds, its start and its imports included.
-BROKER_PATIENCE_S = 5.0
+VERBOSE = "spanloop.verbose"
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Train agents from their events."
@@ -38,7 +37,7 @@ def common(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the parts do.")] = False,
 ) -> None:
     """Settings come from these options, SPANLOOP_… variables and spanloop.toml, in this order."""
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format=LOG_FORMAT)
+    logs.configure(level=_level(verbose))
     given: dict[str, Any] = {
         "profile": profile,
         "bootstrap": bootstrap,
@@ -48,11 +47,17 @@ def common(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     context.obj = (LOCAL if profile == "local" else {}) | chosen
+    context.meta[VERBOSE] = verbose
+
+
+def _level(verbose: bool) -> str:
+    return "INFO" if verbose else "WARNING"
 
 
 def settings_of(context: typer.Context, *needed: str) -> Settings:
     """The settings, with those that a command needs checked. Raises ConfigError naming the one that is missing."""
     settings = Settings(**context.obj)
+    logs.configure(settings, level=_level(context.meta.get(VERBOSE, False)))
     for name in needed:
         if not getattr(settings, name):
             raise ConfigError(
@@ -112,11 +117,11 @@ def demo(
 
 def main() -> None:
     """Entry point: an error made on purpose is a message and status 1, not a traceback."""
-    from spanloop import cli_ask, cli_parts  # they register their commands here
+    from spanloop import cli_ask, cli_letters, cli_ops, cli_parts  # they register their commands here
 
-    del cli_ask, cli_parts
+    del cli_ask, cli_letters, cli_ops, cli_parts
     try:
         app()
     except SpanloopError as error:
-        err.print(f"[bold red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False)
+        err.print(f"[bold red]{type(error).__name__}[/]: {escape(logs.masked(str(error)))}", highlight=False)
         sys.exit(1)

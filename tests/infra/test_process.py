@@ -22,7 +22,7 @@ class Part:
         print("flushing", flush=True)
         {after}
 
-main(Part)
+main(Part, broker=False)
 """
 
 
@@ -55,4 +55,4 @@ def test_an_error_made_on_purpose_is_a_message_and_no_traceback() -> None:
         raise ConfigError("bootstrap is not set")
 
     with pytest.raises(SystemExit, match="ConfigError: bootstrap is not set"):
-        process.main(make)
+        process.main(make, broker=False)
