@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from spanloop.streams.app import AssemblerService
 from spanloop.streams.assembler import Assembler
 from spanloop.streams.first_offsets import commit_first_offsets, committed_offsets
 from spanloop.streams.messages import Policy
+from spanloop.streams.shell import Shell
 
 DEADLINE_S = 60.0
 Enough = Callable[[list[Record]], bool]
@@ -194,6 +196,20 @@ def test_bad_records_are_quarantined_and_the_stream_goes_on(
         }
         assert {x.raw for x in letters if isinstance(x, DeadLetter)} >= set(poison)
         wait_for(lambda: committed(each_settings, SPANS) == 1004 and committed(each_settings, REWARDS) == 1)
+
+
+def test_a_take_over_that_is_superseded_leaves_nothing_of_its_partition(
+    embedded_settings: Settings, producer: Producer
+) -> None:
+    # what stayed would be closed as idle by a member that reads it no more, and would keep it from ever committing
+    ack = producer.send_wait(batch(span("s1")))
+    shell = Shell(embedded_settings)
+    try:
+        done = asyncio.run(shell.take_over(ack.partition, {"spans": 0, "rewards": 0}, lambda: True))
+        assert not done
+        assert shell.core.partitions == {}
+    finally:
+        shell.close()
 
 
 def test_an_unforeseen_error_stops_the_worker_and_commits_nothing(
