@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import IO
 
 from ..infra.kafka import Message, Reader
-from ..infra.registry import Registry
+from ..infra.registry import connect, wait_for_registry
 from ..infra.settings import Settings
-from ..schemas.errors import InvalidRecord
+from ..schemas.errors import InvalidRecord, Unavailable
 from ..schemas.serde import Decoder, fingerprint, schema_json, split
 from ..schemas.topics import TOPICS
 from .avro_container import Container
@@ -24,6 +24,7 @@ MAX_RECORDS = 2000
 POLL_S = 0.2
 # How long nothing may come while the end of a topic is not reached; a part has four seconds to leave.
 SILENCE_S = 3.0
+RETRY_S = 1.0
 
 
 class ExportService:
@@ -43,18 +44,20 @@ class ExportService:
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.callback(self._close)
-            self._decoder = Decoder(stack.enter_context(closing(Registry(self._settings.registry_url))))
+            if not wait_for_registry(self._settings, stop):
+                return
+            self._decoder = Decoder(stack.enter_context(closing(connect(self._settings))))
             reader = stack.enter_context(closing(Reader(self._settings, "export")))
             reader.assign_topics(list(TOPICS.values()))
             while not stop.is_set():
-                self._append(reader.poll(MAX_RECORDS, POLL_S))
-            self._read_on(reader)
+                self._append(reader.poll(MAX_RECORDS, POLL_S), stop)
+            self._read_on(reader, stop)
 
-    def _read_on(self, reader: Reader) -> None:
+    def _read_on(self, reader: Reader, stop: threading.Event) -> None:
         ends, heard = reader.ends(), time.monotonic()
         while not reader.reached(ends):
             if messages := reader.poll(MAX_RECORDS, POLL_S):
-                self._append(messages)
+                self._append(messages, stop)
                 heard = time.monotonic()
             elif time.monotonic() - heard > SILENCE_S:
                 log.warning("the export ends before the topics do: nothing came for %g s", SILENCE_S)
@@ -64,7 +67,23 @@ class ExportService:
         for file, _ in self._files.values():
             file.close()
 
-    def _append(self, messages: list[Message]) -> None:
+    def _append(self, messages: list[Message], stop: threading.Event) -> None:
+        for name, records in self._blocks(messages, stop).items():
+            file, container = self._files[name]
+            file.write(container.block(records))
+            file.flush()
+
+    def _blocks(self, messages: list[Message], stop: threading.Event) -> dict[str, list[tuple[int, int, bytes]]]:
+        """Bodies by file. Waits for a registry that is away; raises Unavailable where told to stop meanwhile."""
+        while True:
+            try:
+                return self._sorted(messages)
+            except Unavailable as error:
+                log.warning("the export waits: %s", error)
+                if stop.wait(RETRY_S):
+                    raise
+
+    def _sorted(self, messages: list[Message]) -> dict[str, list[tuple[int, int, bytes]]]:
         blocks: dict[str, list[tuple[int, int, bytes]]] = {}
         for m in messages:
             if m.value is None:
@@ -75,10 +94,7 @@ class ExportService:
             except InvalidRecord:
                 continue
             blocks.setdefault(self._name(m.topic, writer), []).append((m.partition, m.offset, body))
-        for name, records in blocks.items():
-            file, container = self._files[name]
-            file.write(container.block(records))
-            file.flush()
+        return blocks
 
     def _name(self, topic: str, writer: str) -> str:
         own = writer == schema_json(TOPICS[topic].record)

@@ -11,7 +11,7 @@ import fastavro
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
 from ..infra.kafka import Reader, wait_for_broker
-from ..infra.registry import Registry
+from ..infra.registry import connect
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, InvalidRecord
 from ..schemas.serde import Decoder, to_plain
@@ -30,7 +30,7 @@ def live(settings: Settings, name: str, *, beginning: bool = False) -> Generator
     """Every record of a topic from now on, or from its first one; never ends by itself."""
     topic = topic_named(name)
     wait_for_broker(settings)
-    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "tail")) as reader:
+    with closing(connect(settings)) as registry, closing(Reader(settings, "tail")) as reader:
         decoder = Decoder(registry)
         reader.assign_topics([topic], OFFSET_BEGINNING if beginning else OFFSET_END)
         while True:

@@ -23,6 +23,7 @@ from ..infra.http_server import App, bind, serve, url_of
 from ..infra.kafka import wait_for_broker
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
+from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
 from ..schemas.errors import Unavailable
 from .gateway_app import create_app
@@ -74,6 +75,8 @@ class GatewayService:
         """Blocks until `stop`. Raises Unavailable at start, DataLost and TooManyDeadLetters later."""
         with contextlib.closing(self._socket):
             wait_for_broker(self._settings)
+            if not wait_for_registry(self._settings, stop):
+                return
             # A wait for queue space would stop the event loop and so every call: a full queue refuses at once instead.
             producer = Producer(self._settings.with_(max_block_s=0.0), "gateway", linger_ms=0)
             try:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from ..infra.clock import NS_PER_S, Clock, SystemClock
 from ..infra.kafka import Message, Reader
 from ..infra.quarantine import Quarantine
-from ..infra.registry import Registry
+from ..infra.registry import connect
 from ..infra.settings import Settings
 from ..infra.taking import Taking
 from ..schemas.errors import Unavailable
@@ -39,7 +39,7 @@ class Follower:
         self._engines = engines
         self._quarantine = quarantine
         self._clock = clock or SystemClock()
-        self._registry = Registry(settings.registry_url)
+        self._registry = connect(settings)
         self._reader = Reader(settings, "gateway")
         self._lock = threading.Lock()
         self._waiting: list[Future[None]] = []

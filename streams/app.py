@@ -26,8 +26,9 @@ from ..infra.clock import Clock
 from ..infra.kafka import Message as Raw
 from ..infra.kafka import Names, Position, lost
 from ..infra.process import new_loop
+from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
-from ..schemas.errors import ConfigError, SpanloopError
+from ..schemas.errors import ConfigError, SpanloopError, Unavailable
 from ..schemas.topics import BIG_MAX_BYTES, REWARDS, SPANS
 from .faust_types import (
     TP,
@@ -97,6 +98,7 @@ class AssemblerApp(App):
         self._queue: asyncio.Queue[Sequence[Raw]] = asyncio.Queue(QUEUED_BATCHES)
         self._take_over_lock = asyncio.Lock()
         self._generation = 0
+        self._leaving = threading.Event()
         topics = (self.names.full(t.name) for t in (SPANS, REWARDS))
         self.topics.add(self.topic(*topics, key_serializer="raw", value_serializer="raw", acks=False))
         self.on_partitions_assigned.connect(self._assigned)
@@ -110,6 +112,8 @@ class AssemblerApp(App):
 
     async def on_first_start(self) -> None:
         await super().on_first_start()
+        if not await asyncio.to_thread(wait_for_registry, self.settings, self._leaving):
+            raise Unavailable("told to stop while waiting for the schema registry")
         await asyncio.to_thread(commit_first_offsets, self.settings, NAME)
         self.shell = await asyncio.to_thread(self.make_shell)
 
@@ -120,6 +124,7 @@ class AssemblerApp(App):
 
     async def on_stop(self) -> None:
         self._generation += 1
+        self._leaving.set()
         # not committed = read again, nothing is lost; a consumer that has crashed cancels what it was asked
         with suppress(asyncio.TimeoutError, asyncio.CancelledError, SpanloopError):
             await asyncio.wait_for(self.commit_now(), LAST_COMMIT_S)
@@ -265,11 +270,14 @@ class AssemblerService:
     """The assembler as a part that runs until it is told to stop, in any thread."""
 
     def __init__(self, settings: Settings, policy: Policy | None = None, clock: Clock | None = None) -> None:
+        self._settings = settings
         self._make = lambda: AssemblerApp(settings, policy, clock)
         self.app: AssemblerApp | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Assembles until `stop` is set. Raises what the app crashed with: DataLost, DeliveryFailed, ..."""
+        if not wait_for_registry(self._settings, stop):
+            return
         loop = new_loop()
         asyncio.set_event_loop(loop)
         try:

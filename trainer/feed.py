@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ..infra.kafka import Message, Position, Reader
-from ..infra.quarantine import Quarantine
 from ..infra.settings import Settings
+from ..infra.taking import Taking
 from ..schemas.errors import InvalidRecord, Unavailable
 from ..schemas.records import Row, Trajectory
-from ..schemas.serde import Decoder
-from ..schemas.topics import TRAJECTORIES
+from ..schemas.topics import TRAJECTORIES, Record
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +45,11 @@ class Feed(Protocol):
         ...
 
 
-def check(t: Trajectory) -> Trajectory:
-    """A trajectory whose packed fields agree. Raises InvalidRecord."""
-    for row in t.rows:
-        _check_row(row, len(t.calls))
-    return t
+def check(record: Record) -> None:
+    """Holds a trajectory's packed fields to each other. Raises InvalidRecord."""
+    if isinstance(record, Trajectory):
+        for row in record.rows:
+            _check_row(row, len(record.calls))
 
 
 def _check_row(row: Row, calls: int) -> None:
@@ -70,10 +69,9 @@ def _check_row(row: Row, calls: int) -> None:
 class KafkaFeed:
     """A Feed over every partition of `trajectories`."""
 
-    def __init__(self, settings: Settings, run_id: str, decoder: Decoder, quarantine: Quarantine) -> None:
+    def __init__(self, settings: Settings, run_id: str, taking: Taking) -> None:
         self._run_id = run_id
-        self._decoder = decoder
-        self._quarantine = quarantine
+        self._taking = taking
         self._reader = Reader(settings, "trainer-feed")
         self._raw: deque[Message] = deque()
         self._offsets: dict[Position, int] = {}
@@ -93,25 +91,15 @@ class KafkaFeed:
         while self._raw:
             message = self._raw[0]
             try:
-                found = self._decode(message)
-            except InvalidRecord as error:
-                self._quarantine.put(message, error)
-                found = None
+                found = self._taking.once(message, check)
             except Unavailable as error:  # the record is fine: it is tried again, and nothing is skipped
                 log.warning("waiting for the schema registry: %s", error)
                 break
             self._raw.popleft()
             self._offsets[message.topic, message.partition] = message.offset + 1
-            if found is not None:
+            if isinstance(found, Trajectory) and found.context.run_id == self._run_id and found.context.mode == "train":
                 out.append(found)
         return out
-
-    def _decode(self, message: Message) -> Trajectory | None:
-        if message.value is None:
-            return None
-        t = check(self._decoder.decode(Trajectory, message.value, message.headers))
-        self._quarantine.good()
-        return t if t.context.run_id == self._run_id and t.context.mode == "train" else None
 
     def offsets(self) -> dict[Position, int]:
         return dict(self._offsets)

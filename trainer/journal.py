@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
 from ..infra.clock import Clock
 from ..infra.kafka import Message, Position, Reader
 from ..infra.producer import Producer
-from ..infra.quarantine import Quarantine
 from ..infra.settings import Settings
-from ..schemas.errors import InvalidRecord, Unavailable
+from ..infra.taking import Taking
+from ..schemas.errors import Unavailable
 from ..schemas.records import Batch, Resource, Worker
-from ..schemas.serde import Decoder
 from ..schemas.topics import BATCHES, RESOURCES, WORKERS, Record
 from .engines import Engines
 from .lineage import Lineage
-
-T = TypeVar("T")
 
 END_TIMEOUT_S = 30.0
 
@@ -71,14 +68,12 @@ class KafkaJournal:
         settings: Settings,
         policy: str,
         producer: Producer,
-        decoder: Decoder,
-        quarantine: Quarantine,
+        taking: Taking,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._producer = producer
-        self._decoder = decoder
-        self._quarantine = quarantine
+        self._taking = taking
         self._clock = clock
         self.lineage = Lineage(policy)
         self.engines = Engines(policy)
@@ -91,21 +86,20 @@ class KafkaJournal:
         try:
             low, high = reader.watermarks(position)
             reader.assign({position: offset or low})
-            found = [b for m in self._until(reader, {position: high}) if (b := self._read(Batch, m)) is not None]
+            read = [self._read(m) for m in self._until(reader, {position: high})]
         finally:
             reader.close()
-        return Recorded(tuple(b for b in found if b.trainer_id == trainer_id), high)
+        return Recorded(tuple(b for b in read if isinstance(b, Batch) and b.trainer_id == trainer_id), high)
 
     def refresh(self, *, to_end: bool = False) -> None:
         position: Position = (RESOURCES.name, 0)
         ends: dict[Position, int] = {position: self._follower.watermarks(position)[1]} if to_end else {}
         for message in self._until(self._follower, ends):
-            if message.topic == RESOURCES.name:
-                resource = self._read(Resource, message)
-                if resource is not None:
-                    self.lineage.add(resource)
-            elif (beat := self._read(Worker, message)) is not None:
-                self.engines.add(beat)
+            record = self._read(message)
+            if isinstance(record, Resource):
+                self.lineage.add(record)
+            elif isinstance(record, Worker):
+                self.engines.add(record)
 
     def _until(self, reader: Reader, ends: dict[Position, int]) -> Iterator[Message]:
         """What there is now, and at least everything before `ends`."""
@@ -118,14 +112,11 @@ class KafkaJournal:
             if ends and self._clock.steady_s() > give_up:
                 raise Unavailable(f"{sorted(ends)} could not be read to the end in {END_TIMEOUT_S:g} s")
 
-    def _read(self, record: type[T], message: Message) -> T | None:
-        if message.value is None:
-            return None
-        try:
-            return self._decoder.decode(record, message.value, message.headers)
-        except InvalidRecord as error:
-            self._quarantine.put(message, error)
-            return None
+    def _read(self, message: Message) -> Record | None:
+        record = self._taking.record(message)
+        if self._taking.gave_up:  # what follows would be decided without this record
+            raise Unavailable(f"told to stop while {message.topic} was read")
+        return record
 
     def write(self, record: Record) -> int:
         return self._producer.send_wait(record).offset

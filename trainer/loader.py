@@ -15,8 +15,9 @@ from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Reader
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
-from ..infra.registry import Registry
+from ..infra.registry import connect, wait_for_registry
 from ..infra.settings import Settings
+from ..infra.taking import Taking
 from ..schemas import ids
 from ..schemas.errors import BackPressure, DeliveryFailed, Fenced, Unavailable
 from ..schemas.records import Resource, Worker
@@ -79,14 +80,16 @@ class LoaderService:
 
     def run(self, stop: threading.Event) -> None:
         """Loads until `stop`. Raises Fenced where another live loader has the engine, Unavailable without Kafka."""
+        if not wait_for_registry(self._settings, stop):
+            return
         with (
             closing(Producer(self._settings, self._name)) as producer,
             closing(Reader(self._settings, self._name)) as reader,
-            closing(Registry(self._settings.registry_url)) as registry,
+            closing(connect(self._settings)) as registry,
             closing(EngineClient(self._url, self._policy)) as engine,
         ):
             quarantine = Quarantine(producer, self._name, self._settings.dlq_limit, self._clock)
-            inbox = LoaderLog(reader, Decoder(registry), quarantine, self._lease, self._versions)
+            inbox = LoaderLog(reader, Taking(Decoder(registry), quarantine, stop), self._lease, self._versions)
             inbox.catch_up(stop)
             self._claim(producer, inbox, stop)
             ended = threading.Event()

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 from ..infra.kafka import Message, Reader
-from ..infra.quarantine import Quarantine
+from ..infra.taking import Taking
 from ..schemas import topics
-from ..schemas.errors import InvalidRecord, Unavailable
 from ..schemas.records import Resource, Worker
-from ..schemas.serde import Decoder
+from ..schemas.topics import Record
 from .loader_plan import Lease, Versions
 
-log = logging.getLogger(__name__)
-
 POLL_S = 0.1
-REGISTRY_RETRY_S = 1.0
 
 
 class LoaderLog:
-    """Folds records into a Lease and Versions, in log order. Bad resources are quarantined."""
+    """Folds records into a Lease and Versions, in log order. Bad records are quarantined."""
 
-    def __init__(
-        self, reader: Reader, decoder: Decoder, quarantine: Quarantine, lease: Lease, versions: Versions
-    ) -> None:
+    def __init__(self, reader: Reader, taking: Taking, lease: Lease, versions: Versions) -> None:
         self._reader = reader
-        self._decoder = decoder
-        self._quarantine = quarantine
+        self._taking = taking
         self._lease = lease
         self._versions = versions
         reader.assign_topics([topics.WORKERS, topics.RESOURCES])
@@ -47,24 +39,11 @@ class LoaderLog:
 
     def _take(self, messages: list[Message], stop: threading.Event) -> None:
         for message in messages:
-            while not stop.is_set():
-                try:
-                    self._see(message)
-                    break
-                except Unavailable as error:  # the record is fine; its schema cannot be looked up yet
-                    log.warning("%s; trying again", error)
-                    stop.wait(REGISTRY_RETRY_S)
+            if not stop.is_set():
+                self._taking.record(message, self._see)
 
-    def _see(self, message: Message) -> None:
-        if message.value is None:  # tombstones: compaction's business
-            return
-        try:
-            if message.topic == topics.WORKERS.name:
-                self._lease.see(self._decoder.decode(Worker, message.value, message.headers))
-            else:
-                self._versions.see(self._decoder.decode(Resource, message.value, message.headers))
-                self._quarantine.good()
-        except InvalidRecord as error:
-            log.warning("%s[%d]@%d: %s", message.topic, message.partition, message.offset, error)
-            if message.topic == topics.RESOURCES.name:  # heartbeats are the controller's to quarantine
-                self._quarantine.put(message, error)
+    def _see(self, record: Record) -> None:
+        if isinstance(record, Worker):
+            self._lease.see(record)
+        elif isinstance(record, Resource):
+            self._versions.see(record)

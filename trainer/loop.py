@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -20,8 +20,9 @@ from ..infra import telemetry
 from ..infra.clock import Clock, SystemClock
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
-from ..infra.registry import Registry
+from ..infra.registry import connect, wait_for_registry
 from ..infra.settings import Settings
+from ..infra.taking import Taking
 from ..schemas.errors import DataLost
 from ..schemas.records import Batch, Decision, Resource
 from ..schemas.serde import Decoder
@@ -264,17 +265,17 @@ class TrainerService:
         """Raises what TrainerLoop.run raises."""
         settings, config, clock = self._settings, self._config, SystemClock()
         with ExitStack() as stack:
-            registry = Registry(settings.registry_url)
-            stack.callback(registry.close)
+            if not wait_for_registry(settings, stop):
+                return
+            registry = stack.enter_context(closing(connect(settings)))
             producer = Producer(settings, f"trainer-{config.trainer_id}")
             stack.callback(producer.close)
-            decoder = Decoder(registry)
-            quarantine = Quarantine(producer, "trainer", settings.dlq_limit)
-            feed = KafkaFeed(settings, config.run_id, decoder, quarantine)
+            taking = Taking(Decoder(registry), Quarantine(producer, "trainer", settings.dlq_limit), stop)
+            feed = KafkaFeed(settings, config.run_id, taking)
             stack.callback(feed.close)
             meter = telemetry.meter(settings, "trainer")
             stack.callback(meter.close)
-            journal = KafkaJournal(settings, config.policy, producer, decoder, quarantine, clock)
+            journal = KafkaJournal(settings, config.policy, producer, taking, clock)
             stack.callback(journal.close)
             loop = TrainerLoop(
                 config, feed, journal, make_trainer(config), clock=clock, hook=self._hook,
