@@ -178,6 +178,21 @@ def resolve(spec: str) -> Agent:
     raise ConfigError(f"agent {spec!r} is a {type(found).__name__}, expected a function or an agent")
 
 
+def spec_of(agent: Agent) -> str:
+    """What `resolve` finds an agent by in another process. Raises ConfigError for one that it would not find there."""
+    function = agent.function if isinstance(agent, FunctionAgent) else agent
+    name = getattr(function, "__qualname__", "<none>")
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    if module is None or "<" in name or (module.__name__ == "__main__" and file is None):
+        raise ConfigError(
+            f"agent {agent.name!r} cannot be found from another process: isolation process needs a function or object "
+            'at the top of a module; name it ("package.module:name"), or use isolation thread'
+        )
+    by_name = module.__name__ != "__main__" and importlib.util.find_spec(module.__name__) is not None
+    return f"{module.__name__ if by_name else file}:{name}"
+
+
 def _from_file(path: Path) -> object:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.exists():

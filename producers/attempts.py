@@ -10,95 +10,57 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 
 from ..infra.clock import Clock
 from ..schemas import ids
 from ..schemas.records import Assignment, Task
-from . import context, outcome
-from .agent import Agent, Job
-from .attempt_log import AttemptLog
+from . import outcome
+from .agent import Job
 from .context import Scope
 from .emit import make_reward
+from .held import Links, Pace, Running, Waiting
 from .outcome import Outcome
 from .resources import Resources
-from .slots import LoopSlots, ThreadSlots
+from .slots import Slots
 from .spool import Spool
+from .work import Work
 
 log = logging.getLogger(__name__)
 
 # A pinned resource was published before the assignment, so it is on its way; past this it does not exist.
 RESOURCE_WAIT_S = 5.0
-# From an end marker to the next assignment it takes the log, the assembler and a controller's tick.
-LOOP_S = 0.25
-MAX_AHEAD = 16  # assignments held ready, per slot
-SMOOTHING = 0.05  # weight of the newest duration in the mean
-
-
-@dataclass(eq=False, slots=True)
-class Waiting:
-    """An assignment without a slot yet."""
-
-    assignment: Assignment
-    task: Task
-    since_s: float
-    expires_s: float
-
-
-@dataclass(eq=False, slots=True)
-class Running:
-    """An attempt whose agent is at work."""
-
-    assignment: Assignment
-    task: Task
-    log: AttemptLog
-    scope: Scope
-    start_ns: int
-    start_s: float
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """How agents reach models: the gateway's URL and the key of an attempt."""
-
-    gateway_url: str
-    key: Callable[[str, str], str]  # (rollout_id, attempt_id) -> API key
+GIVEN_AWAY = "no heartbeat that named it was acknowledged for unresponsive_s: the controller has given it away"
 
 
 class Attempts:
-    """Runs an agent on accepted assignments, `slots` at once. Thread-safe."""
+    """Runs an agent on accepted assignments, `count` at once. Thread-safe."""
 
     def __init__(
         self,
-        agent: Agent,
+        slots: Slots,
         spool: Spool,
         resources: Resources,
         links: Links,
         *,
-        slots: int,
+        count: int,
         clock: Clock,
         changed: Callable[[], None],
     ) -> None:
-        """`changed` is called whenever a heartbeat would say something else."""
-        self._agent = agent
+        """`count`: agents at work at once; `changed` is called whenever a heartbeat would say something else."""
+        self._slots = slots
+        self._count = count
         self._spool = spool
         self._resources = resources
         self._links = links
-        self._slots = slots
         self._clock = clock
         self._changed = changed
         self._lock = threading.Lock()
         self._waiting: deque[Waiting] = deque()
         self._running: dict[str, Running] = {}
         self._closing: dict[str, None] = {}
-        self._threads = ThreadSlots(self._done)
-        self._loop = LoopSlots(self._done) if agent.is_async else None
-        self._mean_s: float | None = None  # how long attempts take
-        self.abandoned = 0  # threads left alone at a deadline or an order
+        self._pace = Pace()
 
     def accept(self, assignment: Assignment, task: Task, age_s: float) -> None:
         """Takes an assignment that is `age_s` old."""
@@ -120,14 +82,34 @@ class Attempts:
             self._stop(attempt_id, outcome.of_order("cancelled", reason))
 
     def tick(self) -> None:
-        """Starts what can start and ends what is past its deadline."""
+        """Starts what can start and ends what is past its deadline or given away. Raises as slots do."""
         now = self._clock.steady_s()
         with self._lock:
             late = [key for key, r in self._running.items() if now >= r.deadline_s]
+            silent = [key for key, r in self._running.items() if r.silent(now)]
         for key in late:
             self._stop(key, outcome.of_order("timeout", "the agent was not done within timeout_s"))
-        while (waiting := self._take(now)) is not None:
-            self._start(waiting)
+        for key in silent:
+            self._stop(key, outcome.of_order("unresponsive", GIVEN_AWAY))
+        self._slots.tick()
+        self._start_waiting()
+
+    def heard(self, named: Sequence[str], sent_s: float) -> None:
+        """A heartbeat sent at `sent_s` that named these attempts was acknowledged.
+
+        After a silence that was too long (the process was stopped, the broker was away) it comes too late: another
+        worker may have them by now.
+        """
+        silent: list[str] = []
+        with self._lock:
+            for key in named:
+                running = self._running.get(key)
+                if running is not None and running.silent(sent_s):
+                    silent.append(key)
+                elif running is not None:
+                    running.heard_s = max(running.heard_s, sent_s)
+        for key in silent:
+            self._stop(key, outcome.of_order("unresponsive", GIVEN_AWAY))
 
     def named(self) -> list[str]:
         """Attempt ids for the heartbeat."""
@@ -135,30 +117,27 @@ class Attempts:
             return [*(w.assignment.attempt_id for w in self._waiting), *self._running, *self._closing]
 
     def ahead(self) -> int:
-        """How many assignments to hold ready so that slots stay busy while the controller answers.
-
-        What the slots get done in that time: many for short attempts, none for long ones, which would only keep others
-        from another worker's free slot.
-        """
+        """How many assignments to hold ready; see `Pace`."""
         with self._lock:
-            mean_s = self._mean_s
-        return 0 if mean_s is None else int(self._slots * min(MAX_AHEAD, LOOP_S / max(mean_s, 1e-6)))
+            return self._pace.ahead(self._count)
 
     def idle(self) -> bool:
         """True if no agent is at work."""
         with self._lock:
             return not self._running
 
+    def refuse(self, assignment: Assignment, task: Task, reason: str) -> None:
+        """Hands an assignment back at once."""
+        now = self._clock.steady_s()
+        self._end_unbegun(Waiting(assignment, task, now, now), outcome.of_order("returned", reason))
+
     def hand_back(self, reason: str) -> None:
         """Ends all that is left as `returned`."""
-        returned = outcome.of_order("returned", reason)
+        self.drop_waiting(reason)
         with self._lock:
-            waiting, self._waiting = list(self._waiting), deque()
             running = list(self._running)
-        for each in waiting:
-            self._end_unbegun(each, returned)
         for key in running:
-            self._stop(key, returned)
+            self._stop(key, outcome.of_order("returned", reason))
 
     def drop_waiting(self, reason: str) -> None:
         """Hands back what has not begun, so that others can have it."""
@@ -168,27 +147,32 @@ class Attempts:
             self._end_unbegun(each, outcome.of_order("returned", reason))
 
     def close(self, timeout_s: float) -> None:
-        """Ends the threads that agents ran in, as far as agents let them go."""
-        self._threads.close()
-        if self._loop is not None:
-            self._loop.close(timeout_s)
+        """Ends what agents ran in, as far as agents let go."""
+        self._slots.close(timeout_s)
 
     # --- starting
+
+    def _start_waiting(self) -> None:
+        while (waiting := self._take(self._clock.steady_s())) is not None:
+            self._start(waiting)
 
     def _take(self, now: float) -> Waiting | None:
         """The next assignment to start, if there is a slot for it."""
         with self._lock:
             for _ in range(len(self._waiting)):
-                if len(self._running) >= self._slots:
+                if len(self._running) >= self._count:
                     return None
                 waiting = self._waiting.popleft()
                 if now >= waiting.expires_s:
                     log.info("attempt %s: its claim has expired here", waiting.assignment.attempt_id)
                 elif self._resources.missing(waiting.assignment.pins) and now < waiting.since_s + RESOURCE_WAIT_S:
                     self._waiting.append(waiting)
-                else:
+                elif self._slots.claim(waiting.assignment.attempt_id):
                     self._running[waiting.assignment.attempt_id] = self._begin(waiting)
                     return waiting
+                else:
+                    self._waiting.appendleft(waiting)
+                    return None
         return None
 
     def _begin(self, waiting: Waiting) -> Running:
@@ -198,7 +182,7 @@ class Attempts:
             task.rollout_id, assignment.attempt_id, self._spool.producer_id, attempt_log, root_id=ids.span_id()
         )
         now_ns, now_s = self._clock.now_ns(), self._clock.steady_s()
-        return Running(assignment, task, attempt_log, scope, now_ns, now_s, now_s + task.limits.timeout_s)
+        return Running(assignment, task, attempt_log, scope, now_ns, now_s, now_s + task.limits.timeout_s, now_s)
 
     def _start(self, waiting: Waiting) -> None:
         key = waiting.assignment.attempt_id
@@ -206,19 +190,15 @@ class Attempts:
         try:
             job = self._job(waiting)
         except ValueError as error:
-            self._finish(key, Outcome("failed", None, f"a pinned resource is no JSON: {error}", "resource", "infra"))
+            self._stop(key, Outcome("failed", None, f"a pinned resource is no JSON: {error}", "resource", "infra"))
             return
         if missing:
-            self._finish(key, Outcome("failed", None, f"no resource {', '.join(missing)}", "resource", "infra"))
+            self._stop(key, Outcome("failed", None, f"no resource {', '.join(missing)}", "resource", "infra"))
             return
         with self._lock:
             running = self._running.get(key)
-        if running is None:  # cancelled meanwhile
-            return
-        if self._loop is not None:
-            self._loop.start(key, partial(self._run_async, job, running.scope))
-        else:
-            self._threads.start(key, partial(self._run, job, running.scope))
+        if running is not None:  # else it was cancelled meanwhile
+            self._slots.start(Work(job, running.scope, self._links.gateway_url), self._done)
 
     def _job(self, waiting: Waiting) -> Job:
         assignment, task = waiting.assignment, waiting.task
@@ -226,32 +206,17 @@ class Attempts:
         llm = self._resources.llm(assignment, self._links.gateway_url, key)
         return Job(assignment, task, llm, self._resources.for_agent(assignment, llm))
 
-    def _run(self, job: Job, scope: Scope) -> object:
-        with context.attempt(scope):
-            return self._agent.run(job)
-
-    async def _run_async(self, job: Job, scope: Scope) -> object:
-        with context.attempt(scope):
-            return await cast("Awaitable[object]", self._agent.run(job))
-
     # --- ending
 
-    def _done(self, key: str, result: object, error: BaseException | None) -> None:
+    def _done(self, key: str, ended: Outcome) -> None:
         """The agent is done; in its thread."""
-        with self._lock:
-            running = self._running.get(key)
-        if running is not None:
-            self._finish(key, outcome.judge(running.scope, result, error, self._links.gateway_url))
-        self.tick()
+        self._finish(key, ended)
+        self._start_waiting()
 
     def _stop(self, key: str, ended: Outcome) -> None:
-        """Ends a running attempt whose agent is still at work."""
+        """Ends a running attempt whose agent is not done."""
         if self._finish(key, ended):
-            if self._loop is not None:
-                self._loop.cancel(key)
-            else:
-                self.abandoned += 1
-                log.warning("attempt %s: %s; its thread cannot be stopped and is left alone", key, ended.reason)
+            self._slots.stop(key, ended.reason or ended.status)
 
     def _finish(self, key: str, ended: Outcome) -> bool:
         """Writes the final reward, the root span and the end marker; False if the attempt has ended already."""
@@ -260,12 +225,11 @@ class Attempts:
             if running is None:
                 return False
             self._closing[key] = None
-            took_s = self._clock.steady_s() - running.start_s
-            self._mean_s = took_s if self._mean_s is None else self._mean_s + SMOOTHING * (took_s - self._mean_s)
+            self._pace.took(self._clock.steady_s() - running.start_s)
         now = self._clock.now_ns()
         if ended.reward is not None:
             running.log.reward(make_reward(running.scope, ended.reward))
-        running.log.span(outcome.root_span(running.scope, self._agent.name, ended, running.start_ns, now))
+        running.log.span(outcome.root_span(running.scope, self._slots.name, ended, running.start_ns, now))
         end = outcome.end_marker(running.assignment, running.task, ended, self._spool.producer_id, now)
         running.log.end(end, partial(self._acknowledged, key))
         self._changed()

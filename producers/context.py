@@ -51,6 +51,10 @@ class Scope:
         """The next position; safe from any thread."""
         return next(self._sequences)
 
+    def skip_to(self, position: int) -> None:
+        """Goes on from a position: the ones before were given out for this attempt in another process."""
+        self._sequences = itertools.count(position)
+
 
 class Ambient(Protocol):
     """Where the open span is kept."""

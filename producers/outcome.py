@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from ..schemas import semconv
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CONTEXT_OVERFLOW = "context_overflow"
 ENGINE = "engine"
+PROCESS = "process_died"
 # What vLLM, OpenAI and our gateway say in a 400 about a prompt that is too long.
 _OVERFLOW_WORDS = ("maximum context length", "context_length_exceeded", CONTEXT_OVERFLOW)
 # Client errors that mean no answer came at all; by name, so that no client library is needed here.
@@ -31,14 +32,15 @@ _BAD_REQUEST, _SERVER_ERROR = 400, 500
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended. `reward`: what the agent returned; `error`: what it raised."""
+    """How an attempt ended. `reward`: what the agent returned; `facts`, `message`: what it raised. Picklable."""
 
     status: EndStatus
     reward: float | None = None
     reason: str | None = None
     error_type: str | None = None
     failure_class: FailureClass | None = None
-    error: BaseException | None = None
+    facts: dict[str, object] = field(default_factory=dict[str, object])  # OpenTelemetry's attributes of an exception
+    message: str = ""
 
 
 def of_result(result: object) -> Outcome:
@@ -48,13 +50,21 @@ def of_result(result: object) -> Outcome:
 
 def of_error(error: BaseException, gateway_url: str) -> Outcome:
     """What the agent raised: the agent's own failure, unless the gateway or an engine behind it failed."""
+    facts, message = exception_attributes(error), text_of(error)
     if any(_is_overflow(e) for e in _chain(error)):
-        return Outcome("failed", None, CONTEXT_OVERFLOW, CONTEXT_OVERFLOW, "agent", error)
+        return Outcome("failed", None, CONTEXT_OVERFLOW, CONTEXT_OVERFLOW, "agent", facts, message)
     kind = type_of(error)
-    reason = f"{kind}: {text_of(error)}"[:_REASON_CHARS]
+    reason = f"{kind}: {message}"[:_REASON_CHARS]
     if any(_is_engine(e, gateway_url) for e in _chain(error)):
-        return Outcome("failed", None, reason, ENGINE, "infra", error)
-    return Outcome("failed", None, reason, kind, "agent", error)
+        return Outcome("failed", None, reason, ENGINE, "infra", facts, message)
+    return Outcome("failed", None, reason, kind, "agent", facts, message)
+
+
+def of_crash(how: str, *, begun: bool) -> Outcome:
+    """The process that the agent ran in is gone; where the agent had not begun, the attempt is handed back."""
+    if not begun:
+        return of_order("returned", f"the agent's process {how} before the agent began")
+    return Outcome("failed", None, f"the agent's process {how} in the middle of the attempt", PROCESS, "infra")
 
 
 def judge(scope: Scope, result: object, error: BaseException | None, gateway_url: str) -> Outcome:
@@ -85,9 +95,7 @@ def take_spans(scope: Scope, spans: Iterable[object]) -> None:
 
 def root_span(scope: Scope, name: str, outcome: Outcome, start_ns: int, end_ns: int) -> Span:
     """The span of the whole attempt; carries what the agent raised."""
-    facts: dict[str, object] = {semconv.KIND: "rollout"}
-    if outcome.error is not None:
-        facts |= exception_attributes(outcome.error)
+    facts: dict[str, object] = {semconv.KIND: "rollout", **outcome.facts}
     return make_span(
         scope,
         name,
@@ -96,7 +104,7 @@ def root_span(scope: Scope, name: str, outcome: Outcome, start_ns: int, end_ns: 
         end_ns=end_ns,
         span_id=scope.root_id,
         status="ok" if outcome.status == "succeeded" else "error",
-        message=text_of(outcome.error) if outcome.error is not None else (outcome.reason or ""),
+        message=outcome.message or outcome.reason or "",
     )
 
 

@@ -1,6 +1,7 @@
-"""Where agents run: synchronous ones in threads, asynchronous ones on one event loop of their own.
+"""Where agents run in the worker's own process: synchronous ones in threads, asynchronous ones on one event loop.
 
 A thread cannot be stopped: one that is given up goes on by itself, its result is ignored, and another takes its place.
+`process_slots` runs agents in processes, which can be.
 """
 
 from __future__ import annotations
@@ -9,29 +10,74 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Protocol
+
+from .agent import Agent
+from .outcome import Outcome
+from .work import Work, perform, perform_async
 
 log = logging.getLogger(__name__)
 
-Call = Callable[[], object]
-OnDone = Callable[[str, object, BaseException | None], None]  # key, result, what it raised
+OnDone = Callable[[str, Outcome], None]  # attempt id, how it ended
+
+
+class Slots(Protocol):
+    """Runs agents. Thread-safe."""
+
+    name: str
+    """The agent's name."""
+
+    def wait_ready(self, stop: threading.Event) -> None:
+        """Waits until agents can be run, or `stop`. Raises where they never can."""
+        ...
+
+    def claim(self, attempt_id: str) -> bool:
+        """Takes a slot for an attempt; False while none is ready."""
+        ...
+
+    def start(self, work: Work, on_done: OnDone) -> None:
+        """Runs the agent in the slot claimed; `on_done` is called in another thread, unless it is stopped before."""
+        ...
+
+    def stop(self, attempt_id: str, why: str) -> None:
+        """Gives an attempt's slot back, and stops its agent as far as that can be done; returns at once."""
+        ...
+
+    def tick(self) -> None:
+        """Does what is due. Raises where no agent can be run any more."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Ends what agents ran in, as far as agents let go."""
+        ...
 
 
 class ThreadSlots:
-    """Runs calls in threads, as many as there are calls at once; idle threads are used again."""
+    """Runs agents in threads, as many as there are attempts at once; idle threads are used again."""
 
-    def __init__(self, on_done: OnDone) -> None:
-        """`on_done` is called in the thread that ran the call."""
-        self._on_done = on_done
-        self._calls: SimpleQueue[tuple[str, Call] | None] = SimpleQueue()
+    def __init__(self, agent: Agent) -> None:
+        self.name = agent.name
+        self.lost = 0  # threads given up whose agents are still at work
+        self._agent = agent
+        self._calls: SimpleQueue[tuple[Work, OnDone] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
         self._threads = 0
+        self._at_work: set[str] = set()
+        self._given_up: set[str] = set()
 
-    def start(self, key: str, call: Call) -> None:
-        """Runs a call in a context of its own."""
+    def wait_ready(self, stop: threading.Event) -> None:
+        del stop
+
+    def claim(self, attempt_id: str) -> bool:
+        del attempt_id
+        return True
+
+    def start(self, work: Work, on_done: OnDone) -> None:
         with self._lock:
+            self._at_work.add(work.attempt_id)
             spawn = self._idle == 0
             if spawn:
                 self._threads += 1
@@ -40,10 +86,27 @@ class ThreadSlots:
         if spawn:
             # daemon: an agent that never returns must not hold the process
             threading.Thread(target=self._run, name=f"agent-{self._threads}", daemon=True).start()
-        self._calls.put((key, call))
+        self._calls.put((work, on_done))
 
-    def close(self) -> None:
-        """Ends idle threads."""
+    def stop(self, attempt_id: str, why: str) -> None:
+        with self._lock:
+            if attempt_id not in self._at_work:
+                return
+            self._given_up.add(attempt_id)
+            self.lost = len(self._given_up)
+        log.warning(
+            "attempt %s: %s. A thread cannot be killed: its agent goes on by itself and its slot is replaced "
+            "(%d threads are lost so now). With isolation process it would have been ended",
+            attempt_id,
+            why,
+            self.lost,
+        )
+
+    def tick(self) -> None:
+        pass
+
+    def close(self, timeout_s: float) -> None:
+        del timeout_s
         with self._lock:
             idle, self._idle = self._idle, 0
         for _ in range(idle):
@@ -51,60 +114,72 @@ class ThreadSlots:
 
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
-            key, call = item
-            result, raised = None, None
-            try:
-                result = contextvars.Context().run(call)
-            except BaseException as error:  # noqa: BLE001 - an agent may raise anything, sys.exit() included
-                raised = error
+            work, on_done = item
+            ended = contextvars.Context().run(perform, self._agent, work)
             with self._lock:
                 self._idle += 1
-            self._on_done(key, result, raised)
+                self._at_work.discard(work.attempt_id)
+                self._given_up.discard(work.attempt_id)
+                self.lost = len(self._given_up)
+            on_done(work.attempt_id, ended)
 
 
 class LoopSlots:
     """Runs coroutines on one event loop in a thread of its own."""
 
-    def __init__(self, on_done: OnDone) -> None:
-        """`on_done` is called on the loop."""
-        self._on_done = on_done
+    def __init__(self, agent: Agent) -> None:
+        self.name = agent.name
+        self._agent = agent
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="agents", daemon=True)
         self._thread.start()
 
-    def start(self, key: str, call: Callable[[], Awaitable[object]]) -> None:
-        """Runs a coroutine in a context of its own."""
-        self._loop.call_soon_threadsafe(self._spawn, key, call)
+    def wait_ready(self, stop: threading.Event) -> None:
+        del stop
 
-    def cancel(self, key: str) -> None:
+    def claim(self, attempt_id: str) -> bool:
+        del attempt_id
+        return True
+
+    def start(self, work: Work, on_done: OnDone) -> None:
+        self._loop.call_soon_threadsafe(self._spawn, work, on_done)
+
+    def stop(self, attempt_id: str, why: str) -> None:
         """Cancels it; what it still does with its cancellation is its own affair."""
-        self._loop.call_soon_threadsafe(self._cancel, key)
+        log.info("attempt %s: %s; its task is cancelled", attempt_id, why)
+        self._loop.call_soon_threadsafe(self._cancel, attempt_id)
+
+    def tick(self) -> None:
+        pass
 
     def close(self, timeout_s: float) -> None:
         """Cancels what runs and stops the loop; an agent that blocks it is left behind with its thread."""
         self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(timeout_s)
-        if not self._thread.is_alive():
+        if self._thread.is_alive():
+            log.warning("an agent blocks the event loop and is left behind with it")
+        else:
             self._loop.close()
 
-    def _spawn(self, key: str, call: Callable[[], Awaitable[object]]) -> None:
-        self._tasks[key] = contextvars.Context().run(self._loop.create_task, self._run(key, call))
+    def _spawn(self, work: Work, on_done: OnDone) -> None:
+        self._tasks[work.attempt_id] = contextvars.Context().run(self._loop.create_task, self._run(work, on_done))
 
-    def _cancel(self, key: str) -> None:
-        if key in self._tasks:
-            self._tasks[key].cancel()
+    def _cancel(self, attempt_id: str) -> None:
+        if attempt_id in self._tasks:
+            self._tasks[attempt_id].cancel()
 
     def _stop(self) -> None:
         for task in self._tasks.values():
             task.cancel()
         self._loop.call_soon(self._loop.stop)
 
-    async def _run(self, key: str, call: Callable[[], Awaitable[object]]) -> None:
-        result, raised = None, None
-        try:
-            result = await call()
-        except BaseException as error:  # noqa: BLE001 - an agent may raise anything; its cancellation ends here too
-            raised = error
-        del self._tasks[key]
-        self._on_done(key, result, raised)
+    async def _run(self, work: Work, on_done: OnDone) -> None:
+        ended = await perform_async(self._agent, work)
+        del self._tasks[work.attempt_id]
+        on_done(work.attempt_id, ended)
+
+
+def local_slots(agent: Agent) -> Slots:
+    """Slots in this process: threads, or an event loop where the agent is asynchronous."""
+    return LoopSlots(agent) if agent.is_async else ThreadSlots(agent)

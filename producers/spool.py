@@ -128,12 +128,13 @@ class Spool:
         atexit.register(self.flush, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Flushes and stops the thread; False if something was not acknowledged in time."""
+        """Flushes and stops the thread, within `timeout_s`; False if something was not acknowledged in time."""
+        deadline = time.monotonic() + timeout_s
         done = self.flush(timeout_s)
         with self._lock:
             self._closing = True
             self._work.notify()
-        self._thread.join(timeout_s)
+        self._thread.join(max(0.1, deadline - time.monotonic()))
         atexit.unregister(self.flush)
         return done
 

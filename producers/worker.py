@@ -14,7 +14,8 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from importlib.metadata import version
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
@@ -26,69 +27,89 @@ from ..infra.quarantine import Quarantine
 from ..infra.registry import Registry
 from ..infra.settings import Settings
 from ..schemas import ids
-from ..schemas.errors import BackPressure, DeliveryFailed
+from ..schemas.errors import ConfigError, DeliveryFailed
 from ..schemas.records import Assignment, Resource, Worker
 from ..schemas.serde import Decoder
 from ..schemas.topics import ASSIGNMENTS, RESOURCES, partition_of
 from . import keys
-from .agent import Agent, resolve
-from .attempts import Attempts, Links
+from .agent import Agent, resolve, spec_of
+from .attempts import Attempts
 from .claims import Claims
+from .heartbeats import Heartbeats
+from .held import Links
 from .resources import Resources
+from .slots import Slots, local_slots
 from .spool import Spool
 from .taking import Taking
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 1.0
-MIN_BEAT_S = 0.1  # changes closer together than this share a heartbeat
 POLL_S = 0.02
-FINISH_S = 1.5  # what agents get to finish in when the worker is told to stop
-FLUSH_S = 2.0
+# After the drain: to flush, to end agents and to say goodbye. With the drain's default all is over within five seconds.
+FLUSH_S = 1.8
+END_S = 0.3
+GOODBYE_S = 0.3
 PLACEHOLDER_KEY = "spanloop"  # without a secret only the URL binds a call to its attempt
+STOPPING = "the worker is stopping"
+Isolation = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPolicy:
+    """How a worker works."""
+
+    slots: int = 1  # attempts at once
+    prefetch: int | None = None  # assignments held ready; null = as many as get done while the controller answers
+    name: str = ""  # a stable label; empty = host and agent
+    labels: Sequence[str] = ()  # what tasks may require
+    trace: bool = True  # take in OpenTelemetry's spans of the agents' processes as well
+    isolation: Isolation = "thread"  # process: a crash, a leak or a hang costs one attempt and can be ended
+    recycle: int = 0  # attempts after which a slot's process is replaced; 0 = never
+    drain_s: float = 1.5  # what agents get to finish in when the worker is told to stop
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if self.slots < 1:
+            raise ConfigError(f"slots is {self.slots}: a worker needs at least one")
+        if self.isolation not in get_args(Isolation):
+            raise ConfigError(f"isolation is {self.isolation!r}: expected thread or process")
+        if self.recycle < 0 or (self.recycle and self.isolation == "thread"):
+            raise ConfigError(f"recycle is {self.recycle}: expected 0, or a number of attempts with isolation process")
+        if self.isolation == "process" and sys.platform == "win32":
+            raise ConfigError("isolation process needs a POSIX system; on Windows run several workers instead")
 
 
 class WorkerService:
-    """Runs an agent for a pool, `slots` attempts at once."""
+    """Runs an agent for a pool."""
 
     def __init__(
         self,
         settings: Settings,
-        agent: Agent,
+        agent: Agent | str,
+        policy: WorkerPolicy | None = None,
         *,
-        slots: int = 1,
-        prefetch: int | None = None,
-        name: str = "",
-        labels: Sequence[str] = (),
-        trace: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """`prefetch`: assignments held ready for a free slot (null = as many as the slots get done while the controller
-        answers); `labels`: what tasks may require; `trace`: take in the process's OpenTelemetry spans as well.
-        """
+        """`agent`, or what names it ("package.module:name"); raises ConfigError where it cannot be run so."""
+        policy = policy or WorkerPolicy()
         self.worker_id = ids.worker_id()
         self._settings = settings
-        self._agent = agent
-        self._slots = slots
-        self._prefetch = prefetch
-        self._name = name or f"{socket.gethostname()}-{agent.name}"
-        self._labels = list(labels)
-        self._trace = trace
+        self._agent = resolve(agent) if isinstance(agent, str) and policy.isolation == "thread" else agent
+        self._spec = (agent if isinstance(agent, str) else spec_of(agent)) if policy.isolation == "process" else ""
+        self._policy = policy
+        title = agent.rpartition(":")[2] if isinstance(agent, str) else agent.name
+        self._name = policy.name or f"{socket.gethostname()}-{title}"
         self._clock = clock or SystemClock()
         self._claims = Claims(self.worker_id)
         self._resources = Resources()
         self._position = (ASSIGNMENTS.name, partition_of(self.worker_id, settings.partitions))
         self._last_offset = -1
-        self._changed = threading.Event()
         self._leaving = False
         self.refused = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set, then ends or hands back what it holds and leaves, within five seconds."""
-        if self._trace:
-            from .tracer import install
-
-            install()
+        """Works until `stop` is set, lets agents finish for `drain_s`, hands back the rest and leaves."""
+        slots = self._slots()
         producer = Producer(self._settings, f"worker-{self._name}")
         spool = Spool(
             producer,
@@ -97,29 +118,47 @@ class WorkerService:
             max_pending=self._settings.queue_records,
         )
         attempts = Attempts(
-            self._agent,
+            slots,
             spool,
             self._resources,
             Links(self._settings.gateway_url, self._key),
-            slots=self._slots,
+            count=self._policy.slots,
             clock=self._clock,
-            changed=self._changed.set,
+            changed=lambda: beats.changed(),
         )
+        beats = Heartbeats(producer, self._clock, lambda: self._beat(attempts), attempts.heard)
         registry = Registry(self._settings.registry_url)
         reader = Reader(self._settings, f"worker-{self.worker_id}")
-        gone = threading.Event()
-        beats = threading.Thread(target=self._beat, args=(producer, attempts, gone), name="heartbeats", daemon=True)
+        quarantine = Quarantine(producer, "worker", self._settings.dlq_limit)
         try:
-            taking = Taking(Decoder(registry), Quarantine(producer, "worker", self._settings.dlq_limit), stop)
-            self._work(reader, taking, attempts, beats, stop)
+            taking = Taking(Decoder(registry), quarantine, stop)
+            self._catch_up(reader, taking, attempts, stop)
+            slots.wait_ready(stop)
+            if not stop.is_set():
+                beats.start()
+            while not stop.is_set():
+                self._turn(reader, taking, attempts)
+            self._leaving = True
+            beats.changed()
+            self._drain(reader, Decoder(registry), quarantine, attempts)
         finally:
-            self._leave(producer, spool, attempts, beats, gone)
+            self._leave(producer, spool, attempts, beats)
             reader.close()
             registry.close()
 
-    def _work(
-        self, reader: Reader, taking: Taking, attempts: Attempts, beats: threading.Thread, stop: threading.Event
-    ) -> None:
+    def _slots(self) -> Slots:
+        if self._policy.isolation == "process":
+            from .process_slots import ProcessSlots
+
+            return ProcessSlots(self._spec, self._policy.slots, recycle=self._policy.recycle, trace=self._policy.trace)
+        if self._policy.trace:
+            from .tracer import install
+
+            install()
+        assert not isinstance(self._agent, str)
+        return local_slots(self._agent)
+
+    def _catch_up(self, reader: Reader, taking: Taking, attempts: Attempts, stop: threading.Event) -> None:
         # The end is taken before the first heartbeat: nothing can be assigned to this worker before it.
         reader.assign({self._position: OFFSET_END, (RESOURCES.name, 0): OFFSET_BEGINNING})
         ends = reader.ends()
@@ -127,15 +166,27 @@ class WorkerService:
             for message in reader.poll(1000, POLL_S):
                 self._take(message, taking, attempts)
         self._claims.caught_up_s = self._clock.steady_s()
-        beats.start()
-        while not stop.is_set():
-            asked_s = self._clock.steady_s()
-            messages = reader.poll(500, POLL_S)
-            for message in messages:
-                self._take(message, taking, attempts)
-            if not messages:
-                self._claims.caught_up_s = asked_s
-            attempts.tick()
+
+    def _turn(self, reader: Reader, taking: Taking, attempts: Attempts) -> None:
+        asked_s = self._clock.steady_s()
+        messages = reader.poll(500, POLL_S)
+        for message in messages:
+            self._take(message, taking, attempts)
+        if not messages:
+            self._claims.caught_up_s = asked_s
+        attempts.tick()
+
+    def _drain(self, reader: Reader, decoder: Decoder, quarantine: Quarantine, attempts: Attempts) -> None:
+        """Lets agents finish, for so long; orders are obeyed and new assignments handed back meanwhile."""
+        over = threading.Event()
+        timer = threading.Timer(self._policy.drain_s, over.set)
+        timer.daemon = True
+        timer.start()
+        attempts.drop_waiting(STOPPING)
+        taking = Taking(decoder, quarantine, over)
+        while not (over.is_set() or attempts.idle()):
+            self._turn(reader, taking, attempts)
+        timer.cancel()
 
     def _take(self, message: Message, taking: Taking, attempts: Attempts) -> None:
         record = taking.record(message)
@@ -148,68 +199,44 @@ class WorkerService:
     def _assign(self, assignment: Assignment, attempts: Attempts) -> None:
         now_ns, steady_s = self._clock.now_ns(), self._clock.steady_s()
         decision = self._claims.decide(assignment, now_ns=now_ns, steady_s=steady_s)
-        if decision == "run" and assignment.task is not None:
+        if decision == "run" and assignment.task is not None and self._leaving:
+            attempts.refuse(assignment, assignment.task, STOPPING)
+        elif decision == "run" and assignment.task is not None:
             attempts.accept(assignment, assignment.task, self._claims.age_s(assignment, now_ns, steady_s))
         elif decision == "cancel":
             attempts.cancel(assignment.attempt_id, "cancelled by the controller")
         elif decision != "ignore":
             self.refused += 1
             log.info("attempt %s refused: %s", assignment.attempt_id, decision)
-            self._changed.set()
 
     def _key(self, rollout_id: str, attempt_id: str) -> str:
         secret = self._settings.secret
         return keys.mint(secret, rollout_id, attempt_id) if secret else PLACEHOLDER_KEY
 
-    # --- heartbeats
-
-    def _beat(self, producer: Producer, attempts: Attempts, gone: threading.Event) -> None:
-        while not gone.is_set():
-            self._changed.clear()
-            self._say(producer, attempts)
-            gone.wait(MIN_BEAT_S)
-            self._changed.wait(BEAT_S - MIN_BEAT_S)
-
-    def _say(self, producer: Producer, attempts: Attempts, *, alive: bool = True) -> None:
+    def _beat(self, attempts: Attempts) -> Worker:
         offset = self._last_offset  # before `named`: what was read up to it is in there, or has ended
-        ahead = attempts.ahead() if self._prefetch is None else self._prefetch
-        beat = Worker(
+        policy = self._policy
+        ahead = attempts.ahead() if policy.prefetch is None else policy.prefetch
+        return Worker(
             worker_id=self.worker_id,
             name=self._name,
             role="worker",
-            slots=0 if self._leaving else self._slots + ahead,
+            slots=0 if self._leaving else policy.slots + ahead,
             running=attempts.named(),
             last_assignment_offset=offset,
-            labels=self._labels,
-            versions={"spanloop": version("spanloop"), "python": sys.version.split()[0]},
-            host=socket.gethostname(),
-            beat_ns=self._clock.now_ns(),
-            alive=alive,
+            labels=list(policy.labels),
+            draining=self._leaving,
         )
-        try:
-            producer.send(beat)
-        except BackPressure as error:
-            log.warning("a heartbeat is skipped: %s", error)
 
-    def _leave(
-        self, producer: Producer, spool: Spool, attempts: Attempts, beats: threading.Thread, gone: threading.Event
-    ) -> None:
+    def _leave(self, producer: Producer, spool: Spool, attempts: Attempts, beats: Heartbeats) -> None:
         self._leaving = True
-        self._changed.set()
-        attempts.drop_waiting("the worker is stopping")
-        deadline = self._clock.steady_s() + FINISH_S
-        while not attempts.idle() and self._clock.steady_s() < deadline:
-            gone.wait(0.02)
-        attempts.hand_back("the worker is stopping")
-        spool.close(FLUSH_S)
-        attempts.close(0.2)
-        gone.set()
-        self._changed.set()
-        if beats.is_alive():
-            beats.join(1.0)
-        self._say(producer, attempts, alive=False)
+        attempts.hand_back(STOPPING)
+        if not spool.close(FLUSH_S):
+            log.warning("not all spans were acknowledged within %g s: those of the last moments may be lost", FLUSH_S)
+        attempts.close(END_S)
+        beats.close(GOODBYE_S)
         try:
-            producer.close(1.0)
+            producer.close(GOODBYE_S)
         except DeliveryFailed as error:
             log.warning("the goodbye may be lost: %s", error)
 
@@ -222,15 +249,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prefetch", type=int, help="assignments held ready; default: by how long they take")
     parser.add_argument("--name", default="", help="stable label")
     parser.add_argument("--label", action="append", default=[], help="what tasks may require; repeatable")
-    options = parser.parse_args(argv)
+    parser.add_argument("--isolation", choices=get_args(Isolation), default="thread", help="what a slot is")
+    parser.add_argument("--recycle", type=int, default=0, help="replace a slot's process after so many attempts")
+    parser.add_argument("--drain-s", type=float, default=1.5, help="what agents get to finish in on SIGTERM")
+    o = parser.parse_args(argv)
     process.main(
         lambda: WorkerService(
             Settings(),
-            resolve(options.agent),
-            slots=options.slots,
-            prefetch=options.prefetch,
-            name=options.name,
-            labels=options.label,
+            o.agent,
+            WorkerPolicy(
+                slots=o.slots,
+                prefetch=o.prefetch,
+                name=o.name,
+                labels=o.label,
+                isolation=o.isolation,
+                recycle=o.recycle,
+                drain_s=o.drain_s,
+            ),
         )
     )
 

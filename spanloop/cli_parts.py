@@ -6,7 +6,7 @@ They ask for a broker before they import their part, which may take seconds.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -93,13 +93,23 @@ def worker(
     slots: Annotated[int, typer.Option(help="Attempts at once.")] = 8,
     name: Annotated[str, typer.Option(help="A stable label.")] = "",
     label: Annotated[list[str] | None, typer.Option(help="What it offers; repeatable.")] = None,
+    isolation: Annotated[str, typer.Option(help="thread, or process: a crash or a hang costs one attempt.")] = "thread",
+    recycle: Annotated[int, typer.Option(help="Replace a slot's process after so many attempts; 0 = never.")] = 0,
+    drain_s: Annotated[float, typer.Option(help="Seconds that agents get to finish in on SIGTERM.")] = 1.5,
 ) -> None:
     """Run an agent for each assignment."""
-    settings = connected(context, "gateway_url")
-    from spanloop.producers.agent import resolve
-    from spanloop.producers.worker import WorkerService
+    from spanloop.producers.worker import Isolation, WorkerPolicy, WorkerService
 
-    run_until_signalled(WorkerService(settings, resolve(agent), slots=slots, name=name, labels=label or ()))
+    policy = WorkerPolicy(
+        slots=slots,
+        name=name,
+        labels=label or (),
+        isolation=cast("Isolation", isolation),  # the policy checks it
+        recycle=recycle,
+        drain_s=drain_s,
+    )
+    settings = connected(context, "gateway_url")
+    run_until_signalled(WorkerService(settings, agent, policy))
 
 
 @app.command()

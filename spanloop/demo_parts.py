@@ -12,8 +12,7 @@ from spanloop.consumers.sink import SinkService
 from spanloop.infra.engine_process import EngineProcess
 from spanloop.infra.settings import Settings
 from spanloop.parts import Processes, Threads
-from spanloop.producers.agent import resolve
-from spanloop.producers.worker import WorkerService
+from spanloop.producers.worker import WorkerPolicy, WorkerService
 from spanloop.schemas.errors import ConfigError
 from spanloop.streams.app import AssemblerService
 from spanloop.streams.controller_shell import ControllerService
@@ -65,7 +64,7 @@ class Running:
         threads.start("assembler", AssemblerService(settings))
         threads.start("trainer", TrainerService(settings, plan.trainer))
         threads.start("loader", LoaderService(settings, self._engine.url, policy, verify=not plan.frozen))
-        threads.start("worker", WorkerService(settings, resolve(plan.agent), slots=plan.slots, name="demo"))
+        threads.start("worker", WorkerService(settings, plan.agent, WorkerPolicy(slots=plan.slots, name="demo")))
 
     def _start_processes(self, plan: Plan) -> None:
         config = plan.home / "trainer.toml"

@@ -11,8 +11,10 @@ from typing import Any
 
 from spanloop.infra.clock import ManualClock
 from spanloop.infra.producer import Ack
-from spanloop.producers.attempts import Attempts, Links
+from spanloop.producers.attempts import Attempts
+from spanloop.producers.held import Links
 from spanloop.producers.resources import Resources
+from spanloop.producers.slots import Slots, local_slots
 from spanloop.producers.spool import Spool
 from spanloop.schemas.errors import BackPressure, DeliveryFailed
 from spanloop.schemas.records import Assignment, AttemptEnd, Limits, Reward, Span, SpanBatch, Task
@@ -93,8 +95,11 @@ class Bench:
     def __init__(self, sender: FakeSender, attempts: Attempts, clock: ManualClock, resources: Resources) -> None:
         self.sender, self.attempts, self.clock, self.resources = sender, attempts, clock, resources
 
-    def accept(self, n: int, *, age_s: float = 0.0, task_input: object = None, pins: Any = None) -> None:
-        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input), limits=Limits(timeout_s=10.0))
+    def accept(
+        self, n: int, *, age_s: float = 0.0, task_input: object = None, pins: Any = None, unresponsive_s: float = 60.0
+    ) -> None:
+        limits = Limits(timeout_s=10.0, unresponsive_s=unresponsive_s)
+        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input), limits=limits)
         assignment = Assignment("wo-1", f"at-{n}", task=task, claim_s=30.0, pins=pins or {})
         self.attempts.accept(assignment, task, age_s)
 
@@ -107,15 +112,16 @@ class Bench:
 
 
 @contextmanager
-def bench(agent: Any, *, slots: int = 2) -> Generator[Bench]:
+def bench(agent: Any, *, slots: int = 2, places: Slots | None = None) -> Generator[Bench]:
+    """`places`: where agents run, by default in this process."""
     sender, clock, resources = FakeSender(), ManualClock(), Resources()
     with spool_of(sender, linger_s=0.005) as spool:
         attempts = Attempts(
-            agent,
+            places or local_slots(agent),
             spool,
             resources,
             Links("http://g", lambda rollout_id, attempt_id: f"{rollout_id}/{attempt_id}"),
-            slots=slots,
+            count=slots,
             clock=clock,
             changed=lambda: None,
         )

@@ -9,6 +9,7 @@ from sdk import bench, until
 
 from spanloop.producers import emit_message, emit_reward, rollout
 from spanloop.producers.attempts import RESOURCE_WAIT_S
+from spanloop.producers.slots import ThreadSlots
 from spanloop.schemas import semconv
 from spanloop.schemas.records import Resource
 
@@ -134,16 +135,18 @@ def test_a_thread_is_left_alone_at_its_deadline_and_its_slot_is_free() -> None:
             done.set()
         return 1.0
 
-    with bench(agent, slots=1) as b:
+    threads = ThreadSlots(agent)
+    with bench(agent, slots=1, places=threads) as b:
         b.accept(1, task_input="stuck")
         b.clock.advance(11)
         b.attempts.tick()
         b.accept(2)
         assert (b.end(1).status, b.end(2).status) == ("timeout", "succeeded")
-        assert b.attempts.abandoned == 1
+        assert threads.lost == 1
         go_on.set()
         assert done.wait(10)
         until(lambda: b.attempts.named() == [])
+        until(lambda: threads.lost == 0)
     assert [batch.end.status for batch in b.sender.batches if batch.end and batch.attempt_id == "at-1"] == ["timeout"]
     assert all("too late" not in s.attributes for s in b.sender.spans)
 

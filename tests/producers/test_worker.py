@@ -13,7 +13,7 @@ from sdk import until
 from spanloop.infra.settings import Settings
 from spanloop.producers import emit_message, rollout
 from spanloop.producers.keys import verify
-from spanloop.producers.worker import WorkerService
+from spanloop.producers.worker import WorkerPolicy, WorkerService
 from spanloop.schemas.records import DeadLetter, Resource, Reward, SpanBatch, Worker
 from spanloop.schemas.topics import ASSIGNMENTS, partition_of
 
@@ -28,7 +28,10 @@ def controller(embedded_settings: Settings) -> Generator[Controller]:
 @contextmanager
 def running(settings: Settings, agent: Any, **options: Any) -> Generator[WorkerService]:
     """A worker in a thread; what it raises is raised here."""
-    worker, stop = WorkerService(settings, rollout(agent), trace=False, **options), threading.Event()
+    clock = options.pop("clock", None)
+    policy = WorkerPolicy(trace=False, **options)
+    stop = threading.Event()
+    worker = WorkerService(settings, agent if isinstance(agent, str) else rollout(agent), policy, clock=clock)
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -149,7 +152,7 @@ def test_nothing_given_before_its_first_heartbeat_is_run(controller: Controller)
     def agent(task: Any) -> None:
         ran.append(task)
 
-    worker = WorkerService(controller.settings, rollout(agent), trace=False)
+    worker = WorkerService(controller.settings, rollout(agent), WorkerPolicy(trace=False))
     controller.give(worker, 1, 1)
     stop = threading.Event()
     thread = threading.Thread(target=worker.run, args=(stop,))
