@@ -167,9 +167,7 @@ class Shell:
         self.core.assign(partition, **committed, assemblies=assemblies.values())
         starts: dict[Position, int | None] = {(source, partition): committed[source] for source in SOURCES}
         if not await read(self.settings, starts, self.take, superseded):
-            self.revoke(
-                partition
-            )  # else it stays for ever: who is superseded does not hold it, and revokes what it holds
+            self.revoke(partition)  # nobody would later: who is superseded does not hold it
             return False
         log.info(
             "partition %d: %d attempts known, caught up to %s", partition, len(assemblies), self.positions(partition)

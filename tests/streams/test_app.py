@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from random import randbytes
 
@@ -199,10 +199,11 @@ def test_bad_records_are_quarantined_and_the_stream_goes_on(
 
 
 def test_a_take_over_that_is_superseded_leaves_nothing_of_its_partition(
-    embedded_settings: Settings, producer: Producer
+    embedded_settings: Settings,
 ) -> None:
     # what stayed would be closed as idle by a member that reads it no more, and would keep it from ever committing
-    ack = producer.send_wait(batch(span("s1")))
+    with closing(Producer(embedded_settings, "test")) as producer:
+        ack = producer.send_wait(batch(span("s1")))
     shell = Shell(embedded_settings)
     try:
         done = asyncio.run(shell.take_over(ack.partition, {"spans": 0, "rewards": 0}, lambda: True))
