@@ -49,8 +49,7 @@ class Registry:
 
     def register(self, subject: str, schema: str) -> int:
         """The id of a schema under a subject; the same schema gets the same id. Raises SchemaMismatch on 409."""
-        body = {"schema": schema.replace('"{}"', EMPTY_OBJECT), "schemaType": "AVRO"}
-        answer = self._ask("POST", f"/subjects/{subject}/versions", body)
+        answer = self._ask("POST", f"/subjects/{subject}/versions", _registration(schema))
         if answer.status_code == CONFLICT:
             raise SchemaMismatch(f"subject {subject!r}: {answer.text[:500]}; fields may only be added, with defaults")
         return int(self._json(answer)["id"])
@@ -66,6 +65,20 @@ class Registry:
     def check(self) -> None:
         """Returns if the registry answers. Raises Unavailable."""
         self._json(self._ask("GET", "/config"))
+
+    def versions(self, subject: str) -> list[int]:
+        """The numbers of a subject's schemas, oldest first."""
+        return cast("list[int]", self._json(self._ask("GET", f"/subjects/{subject}/versions")))
+
+    def compatibility(self, subject: str) -> str | None:
+        """A subject's own compatibility level; None where it has none."""
+        answer = self._ask("GET", f"/config/{subject}")
+        return None if answer.status_code == NOT_FOUND else str(self._json(answer)["compatibilityLevel"])
+
+    def version_of(self, subject: str, schema: str) -> int:
+        """The number of a schema under a subject; 0 where it is not registered."""
+        answer = self._ask("POST", f"/subjects/{subject}", _registration(schema))
+        return 0 if answer.status_code == NOT_FOUND else int(self._json(answer)["version"])
 
     def close(self) -> None:
         """Closes its connections."""
@@ -114,6 +127,10 @@ def wait_for_registry(settings: Settings, stop: threading.Event) -> bool:
             else:
                 return True
     return False
+
+
+def _registration(schema: str) -> dict[str, Any]:
+    return {"schema": schema.replace('"{}"', EMPTY_OBJECT), "schemaType": "AVRO"}
 
 
 def register_all(registry: Registry, settings: Settings) -> dict[str, int]:

@@ -1,1 +1,162 @@
-"""Commands that keep a deployment going."""
+"""Commands that keep a deployment going: its health, how far readers are behind, orders to runs and workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from spanloop.cli import app, connected, out, settings_of
+from spanloop.schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from spanloop.infra.facts import Finding
+    from spanloop.infra.lag import PartitionLag
+    from spanloop.schemas.records import Task
+
+Reason = Annotated[str | None, typer.Option(help="Why, for people.")]
+Name = Annotated[str, typer.Argument(help="A rollout's id, or a run's.")]
+IsRun = Annotated[bool, typer.Option("--run", help="A run that nothing is known of yet.")]
+STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@app.command()
+def doctor(
+    context: typer.Context,
+    fix: Annotated[bool, typer.Option(help="Create what is missing, alter settings; never partition counts.")] = False,
+    format: Annotated[str, typer.Option(help="table or json.")] = "table",
+    longest_attempt_s: Annotated[
+        float, typer.Option(help="What an attempt may take at most; spans must be kept for longer.")
+    ] = 86_400.0,  # streams.messages.Policy.absolute_s
+) -> None:
+    """Check broker, topics, registry, ClickHouse and this machine; say what to do. Status 1 where something fails."""
+    from spanloop.infra import doctor_fix
+    from spanloop.infra.doctor import examine, worst
+    from spanloop.infra.doctor_facts import gather
+
+    _check_format(format)
+    settings = settings_of(context)
+    facts = gather(settings, longest_attempt_s=longest_attempt_s)
+    fixed: list[str] = []
+    if fix:
+        fixed = doctor_fix.fix(settings, facts)
+        facts = gather(settings, longest_attempt_s=longest_attempt_s) if fixed else facts
+    findings = examine(facts)
+    status = worst(findings)
+    if format == "json":
+        told = {"status": status, "findings": [asdict(f) for f in findings], "fixed": fixed}
+        out.file.write(json.dumps(told, indent=1) + "\n")
+    else:
+        _show_findings(findings, fixed)
+    if status == "fail":
+        raise typer.Exit(1)
+
+
+def _show_findings(findings: Iterable[Finding], fixed: Iterable[str]) -> None:
+    for line in fixed:
+        out.print(f"[green]fixed[/] {escape(line)}", highlight=False, soft_wrap=True)
+    for f in findings:
+        about = f" {f.about}" if f.about else ""
+        line = f"[{STYLE[f.status]}]{f.status:5}[/] {escape(f'{f.check}{about}: {f.found}')}"
+        out.print(line, highlight=False, soft_wrap=True)
+        for label, text in (("expected", f.expected), ("to do", f.todo)):
+            if text:
+                out.print(f"      {label}: {escape(text)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def lag(
+    context: typer.Context,
+    group: Annotated[str | None, typer.Argument(help="controller, assembler or sink; default all.")] = None,
+    format: Annotated[str, typer.Option(help="table or json.")] = "table",
+) -> None:
+    """Show how far each consumer group is behind, partition by partition where it is."""
+    from contextlib import closing
+
+    from spanloop.infra.groups import GROUPS
+    from spanloop.infra.lag import Lag
+
+    _check_format(format)
+    if group is not None and group not in GROUPS:
+        raise ConfigError(f"no consumer group is called {group!r}; there are: {', '.join(GROUPS)}")
+    settings = connected(context)
+    found: dict[str, list[PartitionLag]] = {}
+    for name in GROUPS if group is None else (group,):
+        with closing(Lag(settings, name, GROUPS[name])) as asked:
+            found[name] = asked.parts()
+    if format == "json":
+        told = {name: [{**asdict(part), "lag": part.lag} for part in parts] for name, parts in found.items()}
+        out.file.write(json.dumps(told, indent=1) + "\n")
+    else:
+        _show_lag(found.items(), every=group is not None)
+
+
+def _show_lag(found: Iterable[tuple[str, Sequence[PartitionLag]]], *, every: bool) -> None:
+    table = Table("group", "topic", "partition", "committed", "end", "behind")
+    for name, parts in found:
+        table.add_row(f"[bold]{name}[/]", "", "", "", "", f"[bold]{sum(p.lag for p in parts):,}[/]")
+        for part in parts:
+            if every or part.lag:
+                committed = "never" if part.committed is None else str(part.committed)
+                table.add_row("", part.topic, str(part.partition), committed, str(part.end), f"{part.lag:,}")
+    out.print(table)
+
+
+def _check_format(format: str) -> None:
+    if format not in ("table", "json"):
+        raise ConfigError(f"--format {format}: expected table or json")
+
+
+@app.command()
+def pause(context: typer.Context, name: Name, run: IsRun = False, reason: Reason = None) -> None:
+    """Give out nothing more of a rollout or a run until `resume`; what runs goes on."""
+    _order(context, "pause", name, run=run, reason=reason)
+
+
+@app.command()
+def resume(context: typer.Context, name: Name, run: IsRun = False, reason: Reason = None) -> None:
+    """Give out again what `pause` held back."""
+    _order(context, "resume", name, run=run, reason=reason)
+
+
+@app.command()
+def cancel(context: typer.Context, name: Name, run: IsRun = False, reason: Reason = None) -> None:
+    """End a rollout, or all open ones of a run, as cancelled: workers stop their agents."""
+    _order(context, "cancel", name, run=run, reason=reason)
+
+
+@app.command()
+def drain(
+    context: typer.Context,
+    worker: Annotated[str, typer.Argument(help="A worker's name or id; * = all.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
+    reason: Reason = None,
+) -> None:
+    """Give a worker nothing more; it ends what it has and stays."""
+    from spanloop.schemas import orders
+
+    task = orders.undrain(worker) if undo else orders.drain(worker, reason)
+    _send(context, task, f"{task.action} worker {worker!r}")
+
+
+def _order(context: typer.Context, action: str, name: str, *, run: bool, reason: str | None) -> None:
+    from spanloop.orders import order, who
+
+    settings = connected(context)
+    found = who(settings, name, run=run)
+    _send(context, order(action, found, reason), f"{action} {found}")
+
+
+def _send(context: typer.Context, task: Task, said: str) -> None:
+    from contextlib import closing
+
+    from spanloop.infra.producer import Producer
+
+    with closing(Producer(connected(context), "order")) as producer:
+        ack = producer.send_wait(task)
+    out.print(escape(f"{said}: sent as tasks[{ack.partition}]@{ack.offset}"), highlight=False, soft_wrap=True)

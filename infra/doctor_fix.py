@@ -1,0 +1,93 @@
+"""Makes what the doctor finds missing and alters topic settings. Partition counts are let be: keys would move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import cast
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]  # it is public, by its documentation
+    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]  # as above
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]  # as above
+)
+
+from ..schemas.errors import ConfigError
+from ..schemas.topics import TOPICS
+from .admin import create, register
+from .doctor_topics import alterations
+from .facts import BrokerFacts, ClickHouseFacts, Facts, RegistryFacts
+from .kafka_config import admin
+from .settings import Settings
+
+ALTER_TIMEOUT_S = 10.0
+
+
+def fix(settings: Settings, facts: Facts) -> list[str]:
+    """Does what can be done without harm; what it did, one line each. Raises ConfigError, Unavailable, SchemaMismatch.
+
+    Topics that keep more or take larger records than this version wants are let be.
+    """
+    done: list[str] = []
+    if isinstance(facts.broker, BrokerFacts):
+        missing = [t for t in TOPICS.values() if t.name not in facts.broker.topics]
+        if missing and settings.profile != "embedded":
+            create(settings, missing)
+            done.append(f"created {', '.join(t.full(settings.prefix) for t in missing)}")
+        done += alter(settings, wanted(settings, facts.broker))
+    if isinstance(facts.registry, RegistryFacts) and _subjects_are_wrong(facts.registry):
+        register(settings)
+        done.append(f"registered {len(TOPICS)} subjects, FULL_TRANSITIVE")
+    if isinstance(facts.clickhouse, ClickHouseFacts) and facts.clickhouse.applied != facts.clickhouse.wanted:
+        from .clickhouse import connect, migrate
+
+        for name in migrate(connect(settings), settings.clickhouse_database):
+            done.append(f"applied migration {name} to {settings.clickhouse_database!r}")
+    return done
+
+
+def wanted(settings: Settings, broker: BrokerFacts) -> dict[str, dict[str, str]]:
+    """Topic name -> settings to be set. Pure."""
+    found = {
+        name: alterations(settings, TOPICS[name], topic.config)
+        for name, topic in broker.topics.items()
+        if topic.config is not None
+    }
+    return {name: changes for name, changes in found.items() if changes}
+
+
+def alter(settings: Settings, changes: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Sets topic settings; what was set. Raises ConfigError where the broker refuses."""
+    if not changes:
+        return []
+    client = admin(settings)
+    resources = {
+        name: ConfigResource(
+            ConfigResource.Type.TOPIC,
+            TOPICS[name].full(settings.prefix),
+            incremental_configs=[
+                ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in new.items()
+            ],
+        )
+        for name, new in changes.items()
+    }
+    start = cast(
+        "Callable[..., dict[ConfigResource, Future[None]]]",
+        client.incremental_alter_configs,  # pyright: ignore[reportUnknownMemberType]  # as describe_configs
+    )
+    futures = start(list(resources.values()), request_timeout=ALTER_TIMEOUT_S)
+    done: list[str] = []
+    for name, resource in resources.items():
+        said = ", ".join(f"{key}={value}" for key, value in changes[name].items())
+        try:
+            futures[resource].result(2 * ALTER_TIMEOUT_S)
+        except KafkaException as error:
+            raise ConfigError(f"topic {name!r} on {settings.bootstrap} refuses {said}: {error}") from error
+        done.append(f"set {said} on {TOPICS[name].full(settings.prefix)}")
+    return done
+
+
+def _subjects_are_wrong(registry: RegistryFacts) -> bool:
+    found = registry.subjects
+    return any(name not in found or not found[name].ours or found[name].level != "FULL_TRANSITIVE" for name in TOPICS)

@@ -1,0 +1,92 @@
+"""Whom an order of a person's is about: a rollout or a run, looked up in what the controller wrote."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from spanloop.infra.kafka import OFFSET_BEGINNING, Reader
+from spanloop.infra.registry import Registry
+from spanloop.infra.settings import Settings
+from spanloop.schemas import orders
+from spanloop.schemas.errors import ConfigError, InvalidRecord, Unavailable
+from spanloop.schemas.records import Rollout, Task
+from spanloop.schemas.serde import Decoder
+from spanloop.schemas.topics import ROLLOUTS
+
+# How long nothing may come while the end of `rollouts` is not reached.
+SILENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom an order is about."""
+
+    rollout_id: str | None  # null = the whole run
+    run_id: str
+    open: int  # rollouts it is about that are not final
+    status: str = ""  # of the rollout
+
+    def __str__(self) -> str:
+        if self.rollout_id is None:
+            return f"run {self.run_id!r} ({self.open} open rollouts)"
+        return f"rollout {self.rollout_id} of run {self.run_id!r} ({self.status})"
+
+
+def find(name: str, rollouts: Iterable[Rollout], *, run: bool = False) -> Subject:
+    """The rollout or the run that is called so; of several states of a rollout the last one counts.
+
+    `run`: it is a run, known or not. Raises ConfigError for a name that nobody has, or a rollout that is over.
+    """
+    last = {r.rollout_id: r for r in rollouts if r.status != "order"}
+    found = last.get(name)
+    if found is not None and not run:
+        if found.final:
+            raise ConfigError(f"rollout {name} is over ({found.status}): no order reaches it any more")
+        return Subject(name, found.task.run_id, 1, found.status)
+    members = [r for r in last.values() if r.task.run_id == name]
+    if not members and not run:
+        raise ConfigError(
+            f"nothing is known of a rollout or a run {name!r}; `spanloop sql 'SELECT * FROM v_rollouts'` lists them, "
+            "--run gives the order for a run that has not begun"
+        )
+    return Subject(None, name, sum(not r.final for r in members))
+
+
+def order(action: str, about: Subject, reason: str | None = None) -> Task:
+    """The order as a task."""
+    by_run = {"pause": orders.pause_run, "resume": orders.resume_run, "cancel": orders.cancel_run}
+    by_rollout = {"pause": orders.pause, "resume": orders.resume, "cancel": orders.cancel}
+    if about.rollout_id is None:
+        task = by_run[action](about.run_id)
+    else:
+        task = by_rollout[action](about.rollout_id, about.run_id)
+    return replace(task, reason=reason)
+
+
+def who(settings: Settings, name: str, *, run: bool = False) -> Subject:
+    """As `find`, over topic `rollouts`. Raises Unavailable besides."""
+    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "orders")) as reader:
+        return find(name, list(_rollouts(reader, Decoder(registry), name)), run=run)
+
+
+def _rollouts(reader: Reader, decoder: Decoder, name: str) -> Iterable[Rollout]:
+    reader.assign_topics([ROLLOUTS], OFFSET_BEGINNING)
+    ends, heard = reader.ends(), time.monotonic()
+    while not reader.reached(ends):
+        messages = reader.poll(1000, 0.2)
+        if messages:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > SILENCE_S:
+            raise Unavailable(f"reading `rollouts` to its end: nothing came for {SILENCE_S:g} s; is the broker well?")
+        for m in messages:
+            if m.value is None:
+                continue
+            try:
+                rollout = decoder.decode(Rollout, m.value, m.headers)
+            except InvalidRecord:  # it becomes a dead letter where it is consumed
+                continue
+            if name in (rollout.rollout_id, rollout.task.run_id):
+                yield rollout

@@ -1,0 +1,132 @@
+"""Commands that keep a deployment going, on the embedded twins."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from spanloop import cli
+from spanloop.demo_view import GROUPS as SEEN
+from spanloop.infra import doctor_facts
+from spanloop.infra.groups import GROUPS
+from spanloop.infra.kafka import Reader
+from spanloop.infra.producer import Producer
+from spanloop.infra.registry import Registry
+from spanloop.infra.settings import Settings
+from spanloop.schemas.records import Limits, Rollout, Task
+from spanloop.schemas.serde import Decoder
+from spanloop.schemas.topics import TASKS
+from spanloop.streams.messages import Policy
+
+
+@pytest.fixture
+def ours(embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
+    """Settings of a fresh prefix, in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in embedded_settings.environment().items():
+        monkeypatch.setenv(name, value)
+    return embedded_settings
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Runs a command; its status."""
+    monkeypatch.setattr(sys, "argv", ["spanloop", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_the_consumer_groups_are_those_that_parts_join() -> None:
+    assert {name: (name, topics) for name, topics in GROUPS.items()} == SEEN
+
+
+def test_the_doctor_finds_an_embedded_stack_well_and_reads_what_tasks_ask_for(
+    ours: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Producer(ours, "test")) as producer:
+        producer.send_wait(Task("ro-1", "run", limits=Limits(timeout_s=100_000), reward_deadline_s=50))
+    assert doctor_facts.gather(ours, longest_attempt_s=1).longest_task_s == 100_050
+    assert ran(monkeypatch, "doctor", "--format", "json") == 0
+    told = json.loads(capsys.readouterr().out)
+    wrong = {f["check"] for f in told["findings"] if f["status"] != "ok"}
+    assert wrong <= {"clickhouse", "disk"}  # none is configured; a small disk is no fault of the stack
+    found = {(f["check"], f["about"]): f for f in told["findings"]}
+    assert found["lag", "sink"]["found"] == "has not run yet under this prefix, 1 records wait for it"
+    assert found["clock", "registry"]["status"] == "ok"
+
+
+def test_the_doctor_bears_attempts_as_long_as_the_assembler_does() -> None:
+    assert cli_default("longest_attempt_s") == Policy().absolute_s
+
+
+def cli_default(name: str) -> object:
+    from inspect import signature
+
+    from spanloop.cli_ops import doctor
+
+    return signature(doctor).parameters[name].default
+
+
+def test_the_doctor_ends_with_status_1_in_bounded_time_when_everything_is_down(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nobody = "127.0.0.1:1"
+    places = ["--bootstrap", nobody, "--registry-url", f"http://{nobody}", "--clickhouse-url", f"http://{nobody}"]
+    began = time.monotonic()
+    assert ran(monkeypatch, *places, "doctor") == 1
+    assert time.monotonic() - began < 60  # its own bound is 2 * ROUND_S; the machine may be busy
+    assert 2 * doctor_facts.ROUND_S < 20
+    said = capsys.readouterr().out
+    for name in ("broker 127.0.0.1:1: no Kafka broker answers", "registry http://127.0.0.1:1: ", "clickhouse: "):
+        assert f"fail  {name}" in said
+
+
+def test_lag_is_told_group_by_group(
+    ours: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Producer(ours, "test")) as producer:
+        producer.send_wait(Task("ro-1", "run"))
+    assert ran(monkeypatch, "lag", "controller", "--format", "json") == 0
+    (tasks, *_) = json.loads(capsys.readouterr().out)["controller"]
+    assert tasks == {
+        "topic": "tasks", "partition": 0, "committed": None, "first": 0, "end": 1, "lag": 1
+    }  # fmt: skip
+    assert ran(monkeypatch, "lag") == 0
+    assert "controller" in capsys.readouterr().out
+    assert ran(monkeypatch, "lag", "nosuch") == 1
+
+
+def test_an_order_goes_to_tasks_for_the_rollout_or_the_run_that_is_named(
+    ours: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Producer(ours, "test")) as producer:
+        producer.send_wait(Rollout("ro-1", "running", Task("ro-1", "run")))
+    assert ran(monkeypatch, "pause", "run") == 0
+    assert capsys.readouterr().out == "pause run 'run' (1 open rollouts): sent as tasks[0]@0\n"
+    assert ran(monkeypatch, "cancel", "ro-1", "--reason", "wrong prompt") == 0
+    assert ran(monkeypatch, "drain", "box-1") == 0
+    assert ran(monkeypatch, "drain", "box-1", "--undo") == 0
+    assert ran(monkeypatch, "resume", "nosuch") == 1
+    assert [(t.action, t.rollout_id, t.run_id) for t in sent(ours, 4)] == [
+        ("pause", "run", "run"),
+        ("cancel", "ro-1", "run"),
+        ("drain", "box-1", ""),
+        ("undrain", "box-1", ""),
+    ]
+
+
+def sent(settings: Settings, count: int) -> list[Task]:
+    """The first so many tasks."""
+    found: list[Task] = []
+    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "test")) as reader:
+        reader.assign_topics([TASKS])
+        deadline = time.monotonic() + 30
+        while len(found) < count and time.monotonic() < deadline:
+            found += [Decoder(registry).decode(Task, m.value or b"") for m in reader.poll()]
+    return found
