@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from ..schemas.records import Reward, Trajectory
 from .nodes import EndNode, RewardNode, SpanNode
@@ -27,7 +29,9 @@ class OpenAttempt:
     begun: bool = False  # its begin batch is there
     end: EndNode | None = None
     end_seen_ns: int = 0
-    spans: dict[tuple[str, int], list[SpanNode]] = field(default_factory=dict[tuple[str, int], list[SpanNode]])
+    spans: dict[tuple[str, int], tuple[SpanNode, ...]] = field(
+        default_factory=dict[tuple[str, int], tuple[SpanNode, ...]]
+    )  # versions of each
     rewards: dict[str, list[RewardNode]] = field(default_factory=dict[str, list[RewardNode]])
     refused: set[bytes] = field(default_factory=set[bytes])  # digests of quarantined rewards
     span_ids: set[str] = field(default_factory=set[str])
@@ -52,20 +56,21 @@ class OpenAttempt:
 
     def add_span(self, node: SpanNode) -> bool:
         """Takes a span event; False where it was there already."""
-        versions = self.spans.setdefault(node.ident, [])
+        ident, span_id, parent = node.ident, node.span_id, node.parent
+        versions = self.spans.get(ident, ())
         for i, known in enumerate(versions):
             if known.content == node.content and known.event == node.event:
                 if node.offset < known.offset:
-                    versions[i] = node
+                    self.spans[ident] = (*versions[:i], node, *versions[i + 1 :])
                 return False
-        versions.append(node)
-        self.span_ids.add(node.span_id)
-        self.absent.discard(node.span_id)
-        if node.parent is not None and node.parent not in self.span_ids:
-            self.absent.add(node.parent)
-        elif node.parent is None:
+        self.spans[ident] = (*versions, node)
+        self.span_ids.add(span_id)
+        self.absent.discard(span_id)
+        if parent is None:
             self.rooted = True
             self.root_ended = self.root_ended or node.end_ns is not None
+        elif parent not in self.span_ids:
+            self.absent.add(parent)
         self.sent_spans[node.producer] += 1
         self.size += node.size
         return self._changed()
@@ -135,7 +140,7 @@ class OpenAttempt:
 
     def latest_spans(self) -> list[SpanNode]:
         """The version of each span that counts."""
-        return [latest(self.spans[ident]) for ident in sorted(self.spans)]
+        return [v[0] if len(v) == 1 else latest(v) for _, v in sorted(self.spans.items(), key=_ident)]
 
     def latest_rewards(self) -> list[Reward]:
         """The version of each reward that counts: the higher sequence, then the newer one."""
@@ -146,7 +151,9 @@ class OpenAttempt:
 
     def conflicts(self) -> int:
         """Spans and rewards that one id tells differently."""
-        spans = sum(_conflicting(v) for v in self.spans.values() if len(v) > 1)
+        spans = 0
+        if sum(self.sent_spans.values()) > len(self.spans):  # some span was told more than once
+            spans = sum(_conflicting(v) for v in self.spans.values() if len(v) > 1)
         return spans + sum(len({(r.reward.value, r.reward.span_id) for r in v}) > 1 for v in self.rewards.values())
 
     def findings(self, trajectory: Trajectory) -> Counter[str]:
@@ -164,10 +171,8 @@ class OpenAttempt:
         return hashlib.sha256(b"".join(len(e).to_bytes(4, "big") + e for e in events)).hexdigest()
 
 
-def latest(versions: list[SpanNode]) -> SpanNode:
+def latest(versions: Sequence[SpanNode]) -> SpanNode:
     """Within a producer the higher sequence wins; between producers the call, then the closed one, then the higher."""
-    if len(versions) == 1:
-        return versions[0]
     best: dict[str, SpanNode] = {}
     for node in versions:
         other = best.get(node.producer)
@@ -178,8 +183,11 @@ def latest(versions: list[SpanNode]) -> SpanNode:
     )
 
 
-def _conflicting(versions: list[SpanNode]) -> bool:
+def _conflicting(versions: Sequence[SpanNode]) -> bool:
     """An open span that is closed later and a correction of `delivered` are updates; anything else is a conflict."""
     closed = [n for n in versions if n.end_ns is not None]
     whole = {n.content for n in closed if n.call is None or n.call.delivered}
     return len(whole) > 1
+
+
+_ident = itemgetter(0)

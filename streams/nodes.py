@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec.msgpack import Encoder
 
@@ -24,9 +24,8 @@ AGENT_OPERATIONS = {"invoke_agent", "create_agent"}
 MARKERS = (*AGENT_NAMES, GEN_AI_OPERATION, OI_KIND)
 
 
-@dataclass(frozen=True, slots=True)
-class SpanNode:
-    """One version of a span."""
+class SpanNode(NamedTuple):
+    """One version of a span. A tuple: quick to make, and of one without a call the garbage collector knows nothing."""
 
     span_id: str
     choice: int  # 0 unless the span is a call of n > 1 choices
@@ -56,8 +55,9 @@ class SpanNode:
     def size(self) -> int:
         """Bytes it holds, roughly."""
         call = self.call
-        packed = 0 if call is None else sum(len(x or b"") for x in (call.prompt_ids, call.response_ids, call.logprobs))
-        return NODE_BYTES + packed
+        if call is None:
+            return NODE_BYTES
+        return NODE_BYTES + len(call.prompt_ids or b"") + len(call.response_ids or b"") + len(call.logprobs or b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +83,19 @@ def span_node(span: Span, producer: str, partition: int, offset: int) -> SpanNod
     """A span as it is kept."""
     call = span.call
     return SpanNode(
-        span_id=span.span_id,
-        choice=0 if call is None else call.choice,
-        parent=span.parent_span_id or None,
-        start_ns=span.start_ns,
-        end_ns=span.end_ns,
-        agent=agent_name(span),
-        failed=span.status == "error",
-        call=None if call is None else replace(call, request="", response=None),
-        producer=producer,
-        sequence=span.sequence,
-        content=digest(*_span_values(span)),
-        partition=partition,
-        offset=offset,
+        span.span_id,
+        0 if call is None else call.choice,
+        span.parent_span_id or None,
+        span.start_ns,
+        span.end_ns,
+        agent_name(span),
+        span.status == "error",
+        None if call is None else ModelCall("", None, *_without_texts(call)),
+        producer,
+        span.sequence,
+        digest(*_span_values(span)),
+        partition,
+        offset,
     )
 
 
@@ -112,7 +112,10 @@ def end_node(end: AttemptEnd, producer: str, offset: int) -> EndNode:
 def agent_name(span: Span) -> str | None:
     """The agent a span belongs to, by the conventions in `semconv`; None where it names none."""
     text = span.attributes
-    if not any(name in text for name in MARKERS):
+    for marker in MARKERS:
+        if marker in text:
+            break
+    else:
         return None
     try:
         attributes = json.loads(text)
@@ -133,5 +136,6 @@ def digest(*parts: object) -> bytes:
     return blake2b(_encode(parts), digest_size=DIGEST_BYTES).digest()
 
 
+_without_texts = attrgetter(*(f.name for f in fields(ModelCall) if f.name not in ("request", "response")))
 _span_values = attrgetter(*(f.name for f in fields(Span) if f.name != "sequence"))
 _encode = Encoder().encode

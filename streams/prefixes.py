@@ -25,18 +25,17 @@ class Work:
     compared: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A known sequence, head + tail, and what it stands for."""
+    """A known sequence, head + tail, and what it stands for. crc: of head + tail, where the caller has it at hand."""
 
-    head: bytes
-    tail: bytes
-    item: T
+    __slots__ = ("crc", "head", "item", "length", "tail")
 
-    @property
-    def length(self) -> int:
-        """Bytes in all."""
-        return len(self.head) + len(self.tail)
+    def __init__(self, head: bytes, tail: bytes, item: T, crc: int | None = None) -> None:
+        self.head = head
+        self.tail = tail
+        self.item = item
+        self.length = len(head) + len(tail)  # bytes
+        self.crc = crc32(tail, crc32(head)) if crc is None else crc
 
 
 class Prefixes(Generic[T]):
@@ -52,20 +51,20 @@ class Prefixes(Generic[T]):
 
     def add(self, entry: Entry[T]) -> None:
         """Makes a sequence findable."""
-        self._work.hashed += entry.length // TOKEN_BYTES
-        by_crc = self._at.get(entry.length)
+        length = entry.length
+        self._work.hashed += length // TOKEN_BYTES
+        by_crc = self._at.get(length)
         if by_crc is None:
-            by_crc = self._at[entry.length] = {}
-            insort(self._lengths, entry.length)
-        by_crc.setdefault(_crc(entry), []).append(entry)
+            by_crc = self._at[length] = {}
+            insort(self._lengths, length)
+        by_crc.setdefault(entry.crc, []).append(entry)
 
     def remove(self, entry: Entry[T]) -> None:
         """Forgets a sequence that was added."""
         by_crc = self._at[entry.length]
-        crc = _crc(entry)
-        by_crc[crc].remove(entry)
-        if not by_crc[crc]:
-            del by_crc[crc]
+        by_crc[entry.crc].remove(entry)
+        if not by_crc[entry.crc]:
+            del by_crc[entry.crc]
         if not by_crc:
             del self._at[entry.length]
             self._lengths.remove(entry.length)
@@ -79,6 +78,8 @@ class Prefixes(Generic[T]):
                     yield entry
 
     def _hits(self, prompt: bytes) -> list[tuple[dict[int, list[Entry[T]]], int]]:
+        if not self._lengths:
+            return []
         view, crc, at = memoryview(prompt), 0, 0
         hits: list[tuple[dict[int, list[Entry[T]]], int]] = []
         for length in self._lengths[: bisect_right(self._lengths, len(prompt))]:
@@ -88,7 +89,3 @@ class Prefixes(Generic[T]):
                 hits.append((by_crc, crc))
         self._work.hashed += at // TOKEN_BYTES
         return hits
-
-
-def _crc(entry: Entry[T]) -> int:
-    return crc32(entry.tail, crc32(entry.head))

@@ -20,6 +20,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from zlib import crc32
 
 from ..schemas.records import Row, Sampling, Segment, VersionRun
 from .prefixes import TOKEN_BYTES, Entry, Prefixes, Work
@@ -102,9 +103,11 @@ class _Family:
             self._ends.remove(end)
             self._out.follows[call.index] = row[-1].index
         row.append(call)
-        self._ends.add(Entry(call.prompt, call.response, row))
-        self._borders.add(Entry(call.prompt, b"", (call, False)))
-        self._borders.add(Entry(call.prompt, call.response, (call, True)))
+        asked = crc32(call.prompt)
+        answered = crc32(call.response, asked)
+        self._ends.add(Entry(call.prompt, call.response, row, answered))
+        self._borders.add(Entry(call.prompt, b"", (call, False), asked))
+        self._borders.add(Entry(call.prompt, call.response, (call, True), answered))
 
     def _branch(self, call: Drawn) -> None:
         border = next(self._borders.starting(call.prompt), None)
