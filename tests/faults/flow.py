@@ -1,0 +1,168 @@
+"""A steady stream of rollouts into the loop, and what has become of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+from spanloop.infra.kafka import Reader
+from spanloop.infra.producer import Ack, OnDelivery, Producer
+from spanloop.infra.registry import Registry
+from spanloop.infra.settings import Settings
+from spanloop.schemas import ids
+from spanloop.schemas.errors import DeliveryFailed, SpanloopError
+from spanloop.schemas.records import Batch, Limits, Rollout, Task
+from spanloop.schemas.serde import Decoder
+from spanloop.schemas.topics import BATCHES, ROLLOUTS, TOPICS
+
+from .seen import Fed
+
+RUN = "faults"
+GROUP_SIZE = 4
+# Tasks not yet done that the feeder keeps in front of the controller.
+AHEAD = 120
+REWARDS = 7
+LIMITS = Limits(max_attempts=6, timeout_s=60.0, unresponsive_s=9.0, claim_s=6.0)
+RETRY_S = 0.5
+POLL_S = 0.2
+
+
+class Flow:
+    """Sends groups of tasks at a bounded rate, as many as were asked for; each is sent until it is acknowledged."""
+
+    def __init__(self, settings: Settings, fed: Fed, *, rate: float) -> None:
+        """`rate`: rollouts a second at most."""
+        self._fed = fed
+        self._settings = settings
+        self._pause_s = GROUP_SIZE / rate
+        self._lock = threading.Condition()
+        self._wanted = 0  # groups
+        self._sent = 0
+        self._number = 0
+        self._stop = threading.Event()
+        self._producers = [Producer(settings, f"feeder-{i}") for i in range(2)]
+        self.twice = False  # two producers send every task
+        self.watch = Watch(settings)
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._thread.start()
+
+    def ask(self, groups: int) -> None:
+        """So many groups more."""
+        with self._lock:
+            self._wanted += groups
+
+    @property
+    def left(self) -> int:
+        """Groups that were asked for and not sent."""
+        return self._wanted - self._sent
+
+    def done(self) -> int:
+        """Rollouts of this flow that ended."""
+        return len(self._fed.tasks.keys() & self.watch.finished)
+
+    def missing(self) -> list[str]:
+        """What was fed and has not ended, or was not trained, or was not yet fed."""
+        rollouts = [r for r in self._fed.tasks if r not in self.watch.finished]
+        groups = [g for g in self._fed.groups if g not in self.watch.trained]
+        return [*([f"{self.left} groups to be sent"] if self.left else []), *rollouts, *groups]
+
+    def close(self) -> None:
+        """Stops sending."""
+        self._stop.set()
+        self._thread.join(30.0)
+        for producer in self._producers:
+            producer.close(5.0)
+        self.watch.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._pause_s):
+            if self.left and len(self._fed.tasks) - self.done() < AHEAD:
+                self._send_group()
+
+    def _send_group(self) -> None:
+        group_id = f"gr-{ids.rollout_id()}"
+        tasks = [self._task(group_id, sample) for sample in range(GROUP_SIZE)]
+        for task in tasks:
+            for producer in self._producers[: 2 if self.twice else 1]:
+                self._send(producer, task)
+        with self._lock:
+            self._fed.tasks |= {t.rollout_id: float(json.loads(t.input)["reward"]) for t in tasks}
+            self._fed.groups[group_id] = [t.rollout_id for t in tasks]
+            self._sent += 1
+
+    def _send(self, producer: Producer, task: Task) -> None:
+        while not self._stop.is_set():
+            try:
+                producer.send_wait(task)
+            except SpanloopError:  # the broker is away: the same task again, which changes nothing if it is there
+                self._stop.wait(RETRY_S)
+            else:
+                return
+
+    def _task(self, group_id: str, sample: int) -> Task:
+        self._number += 1
+        given = {"n": self._number, "reward": self._number % REWARDS / REWARDS}
+        return Task(
+            ids.rollout_id(), RUN, group_id=group_id, sample=sample, group_size=GROUP_SIZE, input=json.dumps(given),
+            limits=LIMITS, created_ns=time.time_ns(),
+        )  # fmt: skip
+
+
+class Watch:
+    """Which rollouts have ended and which groups are in a batch, by the log."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.finished: set[str] = set()
+        self.trained: set[str] = set()
+        self._registry = Registry(settings.registry_url)
+        self._decoder = Decoder(self._registry)
+        self._reader = Reader(settings, "faults-watch")
+        self._reader.assign_topics([ROLLOUTS, BATCHES])
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._stop.set()
+        self._thread.join(30.0)
+        self._reader.close()
+        self._registry.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                messages = self._reader.poll(1000, POLL_S)
+            except SpanloopError:  # the broker is away, on purpose
+                self._stop.wait(POLL_S)
+                continue
+            for m in messages:
+                try:
+                    record = (
+                        None if m.value is None else self._decoder.decode_topic(TOPICS[m.topic], m.value, m.headers)
+                    )
+                except SpanloopError:  # poison
+                    continue
+                if isinstance(record, Rollout) and record.final:
+                    self.finished.add(record.rollout_id)
+                elif isinstance(record, Batch):
+                    self.trained.update(record.groups)
+
+
+def until(condition: Callable[[], bool], what: Callable[[], str] | str, within_s: float) -> None:
+    """Waits for a condition. Raises TimeoutError that says what was waited for."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {within_s:g} s: {what if isinstance(what, str) else what()}")
+        time.sleep(0.1)
+
+
+def ignore(failure: DeliveryFailed | None, ack: Ack | None) -> None:
+    """An OnDelivery for what may be lost."""
+    del failure, ack
+
+
+IGNORE: OnDelivery = ignore

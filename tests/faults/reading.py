@@ -1,0 +1,162 @@
+"""Reads what an audit is about: the log to where it ends now, what ClickHouse shows of it, what groups committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from spanloop.consumers.sink import GROUP as SINK
+from spanloop.consumers.sink import SINK_TOPICS
+from spanloop.infra.clickhouse import connect
+from spanloop.infra.clickhouse_client import Client
+from spanloop.infra.kafka import Message, Names, Position, Reader, consumer_config, partitions
+from spanloop.infra.registry import Registry
+from spanloop.infra.settings import Settings
+from spanloop.schemas.errors import InvalidRecord
+from spanloop.schemas.records import Reward, SpanBatch
+from spanloop.schemas.serde import Decoder
+from spanloop.schemas.topics import DEAD_LETTERS, REWARDS, SPANS, TOPICS, Record, Topic
+from spanloop.streams.assembler import Assembler
+from spanloop.streams.controller_shell import GROUP as CONTROLLER
+from spanloop.streams.controller_shell import INPUTS
+from spanloop.streams.messages import Emitted, Output
+from spanloop.streams.messages import Message as Given
+from spanloop.streams.shell import NAME as ASSEMBLER
+from spanloop.streams.shell import SOURCES
+
+from .flow import until
+from .seen import Fed, Line, Seen, Tables, every_position
+
+GROUPS: dict[str, Sequence[Topic]] = {SINK: SINK_TOPICS, CONTROLLER: INPUTS, ASSEMBLER: (SPANS, REWARDS)}
+# Where several records make one row, or one record several, only the views can be compared.
+NOT_ROW_BY_ROW = frozenset({SPANS.name, REWARDS.name, DEAD_LETTERS.name})
+SETTLE_S = 90.0
+# After everything: every timer of every attempt is due.
+THE_END_NS = 10**19
+
+
+def read(settings: Settings, fed: Fed, diary: Path) -> Seen:
+    """Waits until all groups have committed up to where the log ends now, and reads everything before that.
+
+    Raises TimeoutError naming the group that does not get there.
+    """
+    reader = Reader(settings, "faults-audit")
+    try:
+        reader.assign_topics(list(TOPICS.values()))
+        ends = reader.ends(every_position(settings.partitions))
+        committed = {group: _arrive(settings, group, topics, ends) for group, topics in GROUPS.items()}
+        lines = _lines(settings, reader, ends)
+    finally:
+        reader.close()
+    fed.answers = answers(diary)
+    seen = Seen(lines, ends, Tables(), fed, committed)
+    seen.replayed = undisturbed(settings, lines)
+    seen.tables = tables(settings)
+    return seen
+
+
+def answers(diary: Path) -> list[tuple[str, str]]:
+    """(attempt, call) of each answer that an agent saw in whole."""
+    if not diary.exists():
+        return []
+    found = [json.loads(line) for line in diary.read_text("utf-8").splitlines()]
+    return [(attempt_id, span_id) for _, attempt_id, span_id in found]
+
+
+def _arrive(settings: Settings, group: str, topics: Sequence[Topic], ends: dict[Position, int]) -> dict[Position, int]:
+    positions = [(t.name, p) for t in topics for p in range(partitions(settings, t))]
+    found: dict[Position, int] = {}
+
+    def arrived() -> bool:
+        found.update(committed_of(settings, group, positions))
+        return all(found[at] >= ends[at] for at in positions)
+
+    def behind() -> str:
+        return f"{group} is behind on {[(at, found.get(at), ends[at]) for at in positions if found[at] < ends[at]]}"
+
+    with suppress(TimeoutError):  # the audit tells, with everything else
+        until(arrived, behind, SETTLE_S)
+    return found
+
+
+def committed_of(settings: Settings, group: str, positions: Sequence[Position]) -> dict[Position, int]:
+    """What a group has committed, asked for from outside of it; -1 = nothing."""
+    names = Names(settings.prefix)
+    consumer = Consumer(consumer_config(settings, group, isolation="read_committed"))
+    try:
+        asked = [TopicPartition(names.full(t), p) for t, p in positions]
+        return {(names.short(tp.topic), tp.partition): tp.offset for tp in consumer.committed(asked, timeout=10)}
+    finally:
+        consumer.close()
+
+
+def _lines(settings: Settings, reader: Reader, ends: dict[Position, int]) -> list[Line]:
+    registry = Registry(settings.registry_url)
+    decoder = Decoder(registry)
+    out: list[Line] = []
+    try:
+        while not reader.reached(ends):
+            for m in reader.poll(5000, 0.2):
+                if m.offset < ends[m.topic, m.partition]:
+                    out.append(Line(m.topic, m.partition, m.offset, _record(decoder, m), m.key, m.value is None))
+    finally:
+        registry.close()
+    return sorted(out, key=lambda line: (line.topic, line.partition, line.offset))
+
+
+def _record(decoder: Decoder, m: Message) -> Record | None:
+    if m.value is None:
+        return None
+    try:
+        return decoder.decode_topic(TOPICS[m.topic], m.value, m.headers)
+    except InvalidRecord:
+        return None
+
+
+def undisturbed(settings: Settings, lines: Sequence[Line]) -> dict[str, tuple[int, str]]:
+    """attempt -> (revision, digest) as the pure core makes them of the log, with nothing ever going wrong."""
+    core, last = Assembler(), dict[str, tuple[int, str]]()
+
+    def keep(outputs: Sequence[Output]) -> None:
+        made = [o.trajectory for o in outputs if isinstance(o, Emitted)]
+        last.update({t.attempt_id: (t.revision, t.input_digest) for t in made})
+
+    for partition in range(settings.partitions):
+        core.assign(partition, spans=0, rewards=0)
+    for source in SOURCES:
+        for line in (x for x in lines if x.topic == source):
+            record = line.record if isinstance(line.record, SpanBatch | Reward) else None
+            keep(core.add(Given(source, line.partition, line.offset, record), 0))
+    keep(core.tick(THE_END_NS))
+    return last
+
+
+def tables(settings: Settings) -> Tables:
+    """What ClickHouse shows now."""
+    client = connect(settings)
+    try:
+        return Tables(
+            rows={t: _rows(client, f"SELECT k_partition, k_offset FROM {t.replace('-', '_')} FINAL")
+                  for t in TOPICS if t not in NOT_ROW_BY_ROW},
+            spans=_rows(client, "SELECT attempt_id, span_id FROM v_spans"),
+            rewards=_rows(client, "SELECT reward_id, value FROM v_rewards"),
+            ends=_rows(client, "SELECT attempt_id, status FROM v_ends"),
+            trajectories=_rows(client, "SELECT attempt_id, revision, input_digest FROM v_trajectories"),
+            rollouts=_rows(client, "SELECT rollout_id, status, final, trajectory_attempt FROM v_rollouts"),
+            decisions=_rows(client, "SELECT run_id, group_id FROM v_decisions"),
+            letters=_rows(client, "SELECT consumer, topic, partition, offset FROM v_dead_letters"),
+            ingest=_rows(client, "SELECT topic, k_partition, first, last, records FROM ingest_log FINAL"),
+            tombstones={t: _rows(client, f"SELECT k_partition, k_offset FROM tombstones FINAL WHERE topic = '{t}'")
+                        for t in TOPICS},
+        )  # fmt: skip
+    finally:
+        client.close()
+
+
+def _rows(client: Client, sql: str) -> list[Any]:
+    return [tuple(row) for row in client.query(sql).result_rows]

@@ -1,0 +1,81 @@
+"""An engine with vLLM's fields whose answers take a while, so that a fault finds calls and streams half done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from spanloop.infra.scripted_engine import ScriptedEngine, Step, Streamed, Whole
+
+GAP_S = 0.03
+PROMPT_IDS = [1, 2, 3, 4]
+IDS = [11, 12, 13]
+# Version 1 is what the trainer publishes first.
+VERSION = 1
+
+
+class Gap(threading.Event):
+    """Set a moment after it is first looked at."""
+
+    def __init__(self, seconds: float, seen: threading.Event) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._seen = seen
+        self._due: float | None = None
+
+    def is_set(self) -> bool:
+        self._seen.set()
+        if self._due is None:
+            self._due = time.monotonic() + self._seconds
+        return time.monotonic() >= self._due
+
+
+class SlowEngine(ScriptedEngine):
+    """Answers every call alike; `mid_stream` is set whenever a stream has begun and not ended."""
+
+    def __init__(self) -> None:
+        self.mid_stream = threading.Event()
+        super().__init__(Whole({}))
+
+    def next_step(self) -> Step:
+        streamed = bool(self.requests[-1].get("stream"))
+        self.requests.clear()
+        self.headers.clear()
+        return self._streamed() if streamed else whole()
+
+    def _streamed(self) -> Streamed:
+        steps: list[dict[str, Any] | str | bytes | threading.Event] = []
+        for i, token in enumerate(IDS):
+            chunk = _chunk({"content": "word "}, token, last=i == len(IDS) - 1)
+            steps += [chunk if i else {**chunk, "prompt_token_ids": PROMPT_IDS}, Gap(GAP_S, self.mid_stream)]
+        return Streamed([*steps, "[DONE]"])
+
+
+def whole() -> Whole:
+    """The answer to a call that does not stream."""
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "word word word"},
+        "finish_reason": "stop",
+        "logprobs": _logprobs(len(IDS)),
+        "token_ids": IDS,
+        "weight_versions": _versions(),
+    }
+    top = {"id": "c", "object": "chat.completion", "created": 7, "model": "policy", "choices": [choice]}
+    return Whole({**top, "prompt_token_ids": PROMPT_IDS})
+
+
+def _chunk(delta: dict[str, Any], token: int, *, last: bool) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": _logprobs(1), "token_ids": [token]}
+    if last:
+        choice |= {"finish_reason": "stop", "weight_versions": _versions()}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 7, "model": "policy", "choices": [choice]}
+
+
+def _versions() -> list[dict[str, int]]:
+    return [{"start": 0, "end": len(IDS), "version": VERSION}]
+
+
+def _logprobs(count: int) -> dict[str, Any]:
+    return {"content": [{"token": "t", "logprob": -0.5} for _ in range(count)]}
