@@ -30,7 +30,7 @@ lock: ## resolve requirements.lock anew
 	uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-emit-index-url --no-annotate --no-header -o requirements.lock
 
 clean: ## remove everything that was made here
-	rm -rf $(VENV) .typing build dist *.egg-info runs .kafka .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .typing build dist *.egg-info runs .kafka .peer .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/ready: requirements.lock pyproject.toml
 	@PYTHON=$(PYTHON) infra/make_venv.sh $(VENV)
