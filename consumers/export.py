@@ -41,11 +41,11 @@ class ExportService:
 
     def run(self, stop: threading.Event) -> None:
         """Works until stopped, then reads on to the end of every topic."""
+        if not wait_for_registry(self._settings, stop):
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.callback(self._close)
-            if not wait_for_registry(self._settings, stop):
-                return
             self._decoder = Decoder(stack.enter_context(closing(connect(self._settings))))
             reader = stack.enter_context(closing(Reader(self._settings, "export")))
             reader.assign_topics(list(TOPICS.values()))

@@ -24,8 +24,9 @@ from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Message, Reader
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
-from ..infra.registry import Registry
+from ..infra.registry import connect, wait_for_registry
 from ..infra.settings import Settings
+from ..infra.taking import Taking
 from ..schemas import ids
 from ..schemas.errors import ConfigError, DeliveryFailed
 from ..schemas.records import Assignment, Resource, Worker
@@ -40,7 +41,6 @@ from .held import Links
 from .resources import Resources
 from .slots import Slots, local_slots
 from .spool import Spool
-from .taking import Taking
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,8 @@ class WorkerService:
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set, lets agents finish for `drain_s`, hands back the rest and leaves."""
+        if not wait_for_registry(self._settings, stop):
+            return
         slots = self._slots()
         producer = Producer(self._settings, f"worker-{self._name}")
         spool = Spool(
@@ -127,7 +129,7 @@ class WorkerService:
             changed=lambda: beats.changed(),
         )
         beats = Heartbeats(producer, self._clock, lambda: self._beat(attempts), attempts.heard)
-        registry = Registry(self._settings.registry_url)
+        registry = connect(self._settings)
         reader = Reader(self._settings, f"worker-{self.worker_id}")
         quarantine = Quarantine(producer, "worker", self._settings.dlq_limit)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Iterator
 
 import httpx
@@ -11,7 +12,8 @@ import pytest
 
 from spanloop.infra import registry as registry_module
 from spanloop.infra.embedded_registry import EmbeddedRegistry
-from spanloop.infra.registry import NOT_FOUND_TRIES, Registry, encoder, register_all
+from spanloop.infra.real_kafka import free_port
+from spanloop.infra.registry import NOT_FOUND_TRIES, Registry, encoder, register_all, wait_for_registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import InvalidRecord, SchemaMismatch, Unavailable, UnknownSchemaId
 from spanloop.schemas.records import Task
@@ -135,3 +137,29 @@ def test_an_incompatible_schema_is_refused_naming_subject_and_field(client: Regi
 def test_a_producer_cannot_start_without_its_registry() -> None:
     with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 cannot be reached"):
         encoder(Settings(registry_url="http://127.0.0.1:1"))
+
+
+def test_a_part_waits_at_its_start_until_the_registry_answers(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    settings = Settings(registry_url=f"http://127.0.0.1:{port}", registry_wait_s=60)
+    answers: list[bool] = []
+    waiting = threading.Thread(target=lambda: answers.append(wait_for_registry(settings, threading.Event())))
+    waiting.start()
+    while f"127.0.0.1:{port} cannot be reached" not in caplog.text:
+        assert waiting.is_alive()
+    with EmbeddedRegistry(port):
+        waiting.join(60)
+    assert answers == [True]
+    assert len([r for r in caplog.records if r.name == registry_module.__name__]) == 1
+
+
+def test_the_wait_at_the_start_is_bounded_and_names_the_registry() -> None:
+    settings = Settings(registry_url="http://127.0.0.1:1", registry_wait_s=0)
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 cannot be reached"):
+        wait_for_registry(settings, threading.Event())
+
+
+def test_the_wait_at_the_start_ends_when_told_to_stop() -> None:
+    stop = threading.Event()
+    stop.set()
+    assert not wait_for_registry(Settings(registry_url="http://127.0.0.1:1"), stop)

@@ -1,0 +1,122 @@
+"""Each part starts before its registry does: it waits with a message, then works (BR-6)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import pytest
+
+from spanloop.consumers.export import ExportService
+from spanloop.infra import admin
+from spanloop.infra.embedded_registry import EmbeddedRegistry
+from spanloop.infra.kafka import Reader
+from spanloop.infra.process import Part
+from spanloop.infra.real_kafka import free_port
+from spanloop.infra.settings import Settings
+from spanloop.producers.agent import rollout
+from spanloop.producers.gateway import GatewayService
+from spanloop.producers.worker import WorkerPolicy, WorkerService
+from spanloop.schemas.topics import WORKERS
+from spanloop.streams.app import AssemblerService
+from spanloop.streams.controller_shell import ControllerService
+
+TIMEOUT_S = 60.0
+Works = Callable[[], bool]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.02)
+
+
+@rollout
+def idle(task: dict[str, object]) -> None:
+    del task
+
+
+def worker(settings: Settings) -> tuple[Part, Works]:
+    def beats() -> bool:
+        reader = Reader(settings, "beats")
+        try:
+            return reader.watermarks((WORKERS.name, 0))[1] > 0
+        finally:
+            reader.close()
+
+    return WorkerService(settings, idle, WorkerPolicy(trace=False)), beats
+
+
+def gateway(settings: Settings) -> tuple[Part, Works]:
+    service = GatewayService(settings, port=0)
+    return service, service.ready.is_set
+
+
+def assembler(settings: Settings) -> tuple[Part, Works]:
+    service = AssemblerService(settings)
+    return service, lambda: service.app is not None and service.app.is_ready
+
+
+def export(settings: Settings) -> tuple[Part, Works]:
+    folder = settings.home / "topics"
+    return ExportService(settings, folder), folder.is_dir
+
+
+def controller(settings: Settings) -> tuple[Part, Works]:
+    service = ControllerService(settings)
+    return service, lambda: service.state is not None
+
+
+@contextmanager
+def running(part: Part) -> Generator[list[BaseException]]:
+    """A part in a thread; what it raised is in the list."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            part.run(stop)
+        except BaseException as error:  # noqa: BLE001 the entry point of a thread: the test looks at it
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield failures
+    finally:
+        stop.set()
+        thread.join(TIMEOUT_S)
+    assert not failures, failures
+    assert not thread.is_alive()
+
+
+def starts_before_its_registry(
+    make: Callable[[Settings], tuple[Part, Works]], settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    settings = settings.with_(registry_url=f"http://127.0.0.1:{port}")
+    part, works = make(settings)
+    with caplog.at_level(logging.WARNING, "spanloop.infra.registry"), running(part) as failures:
+        until(lambda: bool(failures) or f"127.0.0.1:{port} cannot be reached" in caplog.text, "its message")
+        assert not failures
+        assert not works()
+        with EmbeddedRegistry(port):
+            admin.register(settings)
+            until(lambda: bool(failures) or works(), "it to work")
+
+
+@pytest.mark.parametrize("make", [worker, gateway, assembler, export])
+def test_a_part_waits_for_its_registry_with_a_message_and_goes_on(
+    make: Callable[[Settings], tuple[Part, Works]], embedded_settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts_before_its_registry(make, embedded_settings, caplog)
+
+
+@pytest.mark.kafka
+def test_the_controller_waits_for_its_registry_with_a_message_and_goes_on(
+    kafka_settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts_before_its_registry(controller, kafka_settings, caplog)
