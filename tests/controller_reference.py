@@ -16,6 +16,7 @@ from spanloop.streams.controller import Event, Out, Tick
 
 HANDED_BACK = ("unclaimed", "returned")
 INFRA = ("unresponsive", "unclaimed", "returned", "cancelled")
+NEVER = 1 << 63
 SLACK = SECOND // 2  # a begin batch needs time to come back
 
 
@@ -50,9 +51,9 @@ class Case:
     finals: int = 0
 
     @property
-    def expires(self) -> float:
+    def expires(self) -> int:
         limit = self.task.limits.rollout_timeout_s
-        return float("inf") if limit is None else self.taken + limit * SECOND
+        return NEVER if limit is None else self.taken + int(limit * SECOND)
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Reference:
     """All rollouts, the orders that stand, and the time."""
 
     now: int = 0
+    taken: int = 0
     max_handed_back: int = 0
     cases: dict[str, Case] = field(default_factory=dict[str, Case])
     minted: set[str] = field(default_factory=set[str])
@@ -94,7 +96,8 @@ class Reference:
 
     def _asked(self, task: Task) -> None:
         if task.rollout_id not in self.cases:
-            self.cases[task.rollout_id] = Case(task, self.now)
+            self.taken = max(self.now, self.taken + 1)  # no two are taken in at the same time
+            self.cases[task.rollout_id] = Case(task, self.taken)
             if task.limits.run_concurrency is not None:
                 self.bounds[task.run_id] = task.limits.run_concurrency
 
@@ -205,11 +208,11 @@ class Reference:
         found: set[str] = set()
         if case.cancelled:
             found.add("cancelled")
-        if self.now >= case.expires or (begun is not None and self.now >= begun + limits.timeout_s * SECOND):
+        if self.now >= case.expires or (begun is not None and self.now >= begun + int(limits.timeout_s * SECOND)):
             found.add("timeout")
-        if begun is not None and self.now >= case.named + limits.unresponsive_s * SECOND:
+        if begun is not None and self.now >= case.named + int(limits.unresponsive_s * SECOND):
             found.add("unresponsive")
-        if begun is None and self.now >= max(given, case.named) + limits.claim_s * SECOND:
+        if begun is None and self.now >= max(given, case.named) + int(limits.claim_s * SECOND):
             found.add("unclaimed")
         return found
 
@@ -232,5 +235,5 @@ class Reference:
     def _overdue(self, case: Case) -> bool:
         late = self._reasons(case)
         if late == {"unclaimed"}:
-            return self.now >= case.given + case.task.limits.claim_s * SECOND + SLACK
+            return self.now >= case.given + int(case.task.limits.claim_s * SECOND) + SLACK
         return bool(late)

@@ -38,7 +38,14 @@ def run_of(name: str) -> str:
 
 
 ACTIONS: tuple[TaskAction, ...] = ("cancel", "pause", "resume", "resume")
-one = st.builds(lambda name, action: Task(name, run_of(name), action=action), names, st.sampled_from(ACTIONS))
+
+
+def order_of(name: str, action: TaskAction) -> Task:
+    return Task(name, run_of(name), action=action)
+
+
+one = st.builds(order_of, names, st.sampled_from(ACTIONS))
+cancel_run = st.builds(orders.cancel_run, st.sampled_from(RUNS))
 # What holds things up is lifted as often as it is ordered, else little would ever run.
 lifted = st.one_of(
     st.builds(orders.undrain, st.sampled_from(WORKERS)),
