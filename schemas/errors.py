@@ -35,6 +35,7 @@ Reason = Literal[
     "too_large",  # over a limit of the consumer
     "unsupported",  # decodable, but not what this topic carries
     "unknown_attempt",  # a call for an attempt that is not live: kept out of every rollout
+    "replayed",  # no refusal: a note in dead-letters that another letter was put back
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 

@@ -70,13 +70,18 @@ def tail(
     home: Annotated[Path | None, typer.Option(help="Folder of a finished run: prints its exported topic.")] = None,
     beginning: Annotated[bool, typer.Option("--from-beginning", help="Not only what comes from now on.")] = False,
     count: Annotated[int | None, typer.Option("-n", help="Stop after so many records.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only records of which it holds: \"value < 0.5 and @key ~ '^ro-1'\".")
+    ] = None,
 ) -> None:
     """Print a topic's records as JSON lines, as they come."""
     from spanloop.consumers.tail import exported, live, topic_named
+    from spanloop.consumers.where import where as test_of
 
     topic_named(topic)
+    holds = test_of(where) if where is not None else bool
     lines = exported(home, topic) if home is not None else live(connected(context), topic, beginning=beginning)
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(filter(holds, lines), 1):
         out.file.write(json.dumps(line, ensure_ascii=False) + "\n")
         if number == count:
             break

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from spanloop.cli import app, connected, out, settings_of
+from spanloop.cli import app, connected, err, out, settings_of
 from spanloop.schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -160,3 +160,41 @@ def _send(context: typer.Context, task: Task, said: str) -> None:
     with closing(Producer(connected(context), "order")) as producer:
         ack = producer.send_wait(task)
     out.print(escape(f"{said}: sent as tasks[{ack.partition}]@{ack.offset}"), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def assemble(
+    context: typer.Context,
+    rollout: Annotated[str, typer.Option("--from-log", metavar="ROLLOUT", help="A rollout's id, ro-…")],
+) -> None:
+    """Make a rollout's trajectories anew from the raw log, print them, compare them with the topic's last revisions.
+
+    Changes nothing. Status 1 where they differ.
+    """
+    from spanloop.consumers.plain import plain
+    from spanloop.schemas.serde import to_plain
+    from spanloop.streams.rebuild import compare, from_log, published
+
+    settings = connected(context)
+    rebuilt = from_log(settings, rollout)
+    if not rebuilt.records:
+        raise ConfigError(f"the log holds no span and no reward of rollout {rollout!r} (prefix {settings.prefix!r})")
+    made = rebuilt.trajectories
+    there = published(settings, rollout, {t.context.group_id for t in made.values()})
+    for trajectory in made.values():
+        out.file.write(json.dumps(plain(to_plain(trajectory)), ensure_ascii=False) + "\n")
+    for remark in rebuilt.remarks:
+        _tell(f"[yellow]note[/] {escape(remark)}")
+    differ = False
+    for found in compare(made, there):
+        differ = differ or bool(found.differences)
+        if not found.differences and found.published is not None:
+            _tell(f"[green]equal[/] {found.attempt_id}: revision {found.published.revision} in the topic")
+        for line in found.differences:
+            _tell(f"[bold red]differs[/] {found.attempt_id}: {escape(line)}")
+    if differ:
+        raise typer.Exit(1)
+
+
+def _tell(line: str) -> None:
+    err.print(line, highlight=False, soft_wrap=True)

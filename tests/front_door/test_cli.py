@@ -19,14 +19,14 @@ from typer.core import TyperGroup as Group
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from spanloop import cli, cli_ask, cli_parts
+from spanloop import cli, cli_ask, cli_letters, cli_ops, cli_parts
 from spanloop.consumers.export import ExportService
 from spanloop.infra.producer import Producer
 from spanloop.infra.settings import PREFIX, Settings
 from spanloop.schemas.records import Task
 from spanloop.schemas.topics import TOPICS
 
-del cli_ask, cli_parts  # they register their commands
+del cli_ask, cli_letters, cli_ops, cli_parts  # they register their commands
 COMMANDS = sorted(cast("Group", get_command(cli.app)).commands)
 DEADLINE_S = 60.0
 TRAINER = """
@@ -50,6 +50,11 @@ NEED_A_BROKER = {
     "train": ["trainer.toml"],
     "tail": ["spans"],
 }
+# Those that start nothing are asked in this process, which costs less.
+ASK_A_BROKER = [
+    ["lag"], ["pause", "ro-1"], ["resume", "ro-1"], ["cancel", "ro-1"], ["drain", "*"], ["assemble", "--from-log", "ro-1"],
+    ["dlq", "list"], ["dlq", "show", "0"], ["dlq", "replay", "--all"],
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -78,7 +83,10 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 def test_the_commands_are_those_promised() -> None:
-    promised = "demo engine gateway init show sink sql streams tail topics train up version worker"
+    promised = (
+        "assemble cancel demo dlq doctor drain engine gateway init lag pause resume show sink sql streams tail topics "
+        "train up version worker"
+    )
     assert promised.split() == COMMANDS
 
 
@@ -123,18 +131,27 @@ def test_contradicting_arguments_are_refused(
     assert said in refused(monkeypatch, capsys, *arguments)
 
 
+@pytest.mark.usefixtures("bare")
+def test_a_filter_that_cannot_be_read_is_refused_at_its_position(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(monkeypatch, capsys, "tail", "spans", "--where", "value <")
+    assert said.startswith("ConfigError: --where, position 8: expected a number, a text in quotes, true, false or null")
+
+
 def test_a_reachable_topic_is_printed_as_lines_of_json(
     bare: Path, embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in embedded_settings.environment().items():
         monkeypatch.setenv(name, value)
     with closing(Producer(embedded_settings, "test")) as producer:
+        producer.send_wait(Task(rollout_id="ro-0", run_id="other"))
         producer.send_wait(Task(rollout_id="ro-1", run_id="run", input='"é"'))
     exported = ExportService(embedded_settings, bare / "topics")
     (stop := threading.Event()).set()
     exported.run(stop)
     for arguments in (["--from-beginning", "-n", "1"], ["--home", str(bare)]):
-        monkeypatch.setattr(sys, "argv", ["spanloop", "tail", "tasks", *arguments])
+        monkeypatch.setattr(sys, "argv", ["spanloop", "tail", "tasks", "--where", "run_id == 'run'", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code
@@ -184,6 +201,23 @@ def test_without_a_broker_every_command_names_its_address_and_a_remedy(bare: Pat
         for child in children.values():
             child.kill()
             child.wait()
+
+
+@pytest.mark.parametrize("arguments", ASK_A_BROKER, ids=" ".join)
+@pytest.mark.usefixtures("bare")
+def test_without_a_broker_every_question_names_its_address_and_a_remedy(  # UX-1
+    arguments: list[str], closed_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "BROKER_PATIENCE_S", 0.2)
+    address = f"127.0.0.1:{closed_port}"
+    said = refused(monkeypatch, capsys, "--bootstrap", address, "--registry-url", f"http://{address}", *arguments)
+    assert f"Unavailable: no Kafka broker answers at {address} within 0.2 s" in said
+    assert "`spanloop up` starts an embedded one" in said
+
+
+def test_every_command_is_known_to_need_a_broker_or_not() -> None:
+    without = {"demo", "doctor", "show", "sql", "topics", "up", "version"}
+    assert sorted(without | NEED_A_BROKER.keys() | {arguments[0] for arguments in ASK_A_BROKER}) == COMMANDS
 
 
 def test_the_wait_for_a_broker_leaves_time_to_say_so_within_ten_seconds() -> None:  # UX-1

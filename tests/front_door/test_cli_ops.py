@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from events import batch, end, span
 
 from spanloop import cli
 from spanloop.demo_view import GROUPS as SEEN
@@ -18,10 +19,11 @@ from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
-from spanloop.schemas.records import Limits, Rollout, Task
+from spanloop.schemas.records import DeadLetter, Limits, Rollout, Task
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import TASKS
 from spanloop.streams.messages import Policy
+from spanloop.streams.rebuild import from_log
 
 
 @pytest.fixture
@@ -130,3 +132,51 @@ def sent(settings: Settings, count: int) -> list[Task]:
         while len(found) < count and time.monotonic() < deadline:
             found += [Decoder(registry).decode(Task, m.value or b"") for m in reader.poll()]
     return found
+
+
+def test_a_trajectory_is_made_anew_from_the_log_and_compared(
+    ours: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Producer(ours, "test")) as producer:
+        producer.send_wait(batch(span("root"), begin=True, end=end(span_count=1, reward_count=0)))
+    assert ran(monkeypatch, "assemble", "--from-log", "ro-1") == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["attempt_id"] == "at-1"
+    assert told.err == "differs at-1: the topic holds none (yet)\n"
+    (made,) = from_log(ours, "ro-1").trajectories.values()
+    with closing(Producer(ours, "test")) as producer:
+        producer.send_wait(made)
+    assert ran(monkeypatch, "assemble", "--from-log", "ro-1") == 0
+    assert capsys.readouterr().err == "equal at-1: revision 1 in the topic\n"
+    assert ran(monkeypatch, "assemble", "--from-log", "ro-2") == 1
+    assert "holds no span and no reward of rollout 'ro-2'" in capsys.readouterr().err
+
+
+def test_dead_letters_are_listed_shown_and_put_back_once(
+    ours: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    raw = b"\0\0\0\0\1broken"
+    with closing(Producer(ours, "test")) as producer:
+        producer.send_wait(DeadLetter("sink", "tasks", 0, 3, "undecodable", b"ro-1", raw, "no Task"))
+    assert ran(monkeypatch, "dlq", "list", "--format", "json") == 0
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (line["letter"], line["reason"], line["replayed"]) == (0, "undecodable", False)
+    assert ran(monkeypatch, "dlq", "show", "0", "--raw", str(tmp_path / "raw")) == 0
+    assert json.loads(capsys.readouterr().out)["undecodable"].startswith("undecodable: ")
+    assert (tmp_path / "raw").read_bytes() == raw
+    assert ran(monkeypatch, "dlq", "replay") == 1
+    assert "choose letters by" in capsys.readouterr().err
+    assert ran(monkeypatch, "dlq", "replay", "--reason", "nosuch") == 1
+    assert "--reason nosuch: expected one of bad_framing" in " ".join(capsys.readouterr().err.split())
+    for arguments, said in (
+        (["--all", "--dry-run"], "1 would be put back, 0 kept"),
+        (["--reason", "undecodable"], "1 put back, 0 kept"),
+        (["--offset", "0-"], "0 put back, 1 kept"),
+        (["--all", "--again"], "1 put back, 0 kept"),
+    ):
+        assert ran(monkeypatch, "dlq", "replay", *arguments) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == said
+    assert ran(monkeypatch, "dlq", "list") == 0
+    assert "yes" in capsys.readouterr().out
+    assert ran(monkeypatch, "dlq", "list", "--summary") == 0
+    assert "undecodable" in capsys.readouterr().out
