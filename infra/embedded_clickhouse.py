@@ -9,13 +9,12 @@ when the folder is served again. Not for the network: it listens on loopback and
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import threading
 from pathlib import Path
 
 from .child_process import ChildProcess
-from .process import stop_on_signal
+from .process import leave_with_parent, stop_on_signal
 
 START_TIMEOUT_S = 60.0
 # How long a stop waits for requests under way; SIGKILL follows a little later. Parts are written whole, so that
@@ -53,7 +52,7 @@ def serve(path: Path, port: int, *, with_stdin: bool = False) -> None:
     server = ClickHouseServer(engine, port)
     threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
     if with_stdin:
-        threading.Thread(target=_until_stdin_ends, args=(stop,), daemon=True).start()
+        leave_with_parent()
     sys.stdout.write(server.url + "\n")
     sys.stdout.flush()
     while not stop.wait(POLL_S):  # a bare wait() would hold signals back on some platforms
@@ -61,12 +60,6 @@ def serve(path: Path, port: int, *, with_stdin: bool = False) -> None:
     server.shutdown()
     server.busy.wait_idle(DRAIN_S)
     engine.close()
-
-
-def _until_stdin_ends(stop: threading.Event) -> None:
-    while os.read(0, 1024):
-        pass
-    stop.set()
 
 
 def main(arguments: list[str] | None = None) -> None:

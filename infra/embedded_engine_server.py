@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -17,6 +16,7 @@ from .embedded_engine_admin import Admin
 from .embedded_engine_routes import Completions, Options
 from .embedded_engine_scheduler import Decoder, Drawn, Scheduler, Weights
 from .embedded_engine_tokenizer import Tokenizer
+from .process import leave_with_parent
 
 BACKLOG = 2048
 GRACE_S = 2  # for answers under way when told to stop
@@ -60,13 +60,7 @@ def serve(network: Network, options: Options, *, host: str, port: int, with_stdi
     server = uvicorn.Server(config)
     with socket.create_server((host, port), backlog=BACKLOG) as listening:
         if with_stdin:
-            threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
+            leave_with_parent()
         sys.stdout.write(f"http://{host}:{listening.getsockname()[1]}\n")
         sys.stdout.flush()
         server.run(sockets=[listening])
-
-
-def _stop_with_parent(server: uvicorn.Server) -> None:
-    """Standard input is a pipe from the parent: it closes when the parent ends, however that happens."""
-    sys.stdin.buffer.read()
-    server.should_exit = True

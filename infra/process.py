@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from .settings import Settings
 
 # A process that finds no broker says so within ten seconds, its start and its imports included.
 BROKER_PATIENCE_S = 5.0
+LEAVE_S = 5.0  # what a process gets to leave in once its parent is gone
 LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -44,6 +46,22 @@ def stop_on_signal(*, second_kills: bool = True) -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
     return stop
+
+
+def leave_with_parent() -> None:
+    """Ends this process when standard input does: a pipe from its parent, which closes however the parent ends.
+
+    It gets SIGTERM, and is ended by force where that has not done within `LEAVE_S`.
+    """
+    threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+
+
+def _watch_parent() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LEAVE_S)
+    os._exit(1)
 
 
 def run_until_signalled(part: Part) -> None:

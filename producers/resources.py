@@ -22,6 +22,7 @@ class Resources:
         self._lock = threading.Lock()
         self._found: dict[tuple[str, int], Resource] = {}
         self._newest: dict[str, Resource] = {}
+        self._prompts: dict[tuple[str, int], PromptTemplate] = {}
 
     def put(self, resource: Resource) -> None:
         """Takes a record."""
@@ -56,8 +57,18 @@ class Resources:
             if newest is not None and newest.kind in MODELS:
                 out[name] = llm
             elif found is not None:
-                out[name] = value_of(found)
+                out[name] = self._value(found)
         return out
+
+    def _value(self, resource: Resource) -> object:
+        """Prompts are made once per version; JSON is decoded for each attempt, for an agent may change it."""
+        if resource.kind != "prompt":
+            return value_of(resource)
+        key = (resource.name, resource.version)
+        with self._lock:
+            if key not in self._prompts:
+                self._prompts[key] = cast("PromptTemplate", value_of(resource))
+            return self._prompts[key]
 
     def llm(self, assignment: Assignment, gateway_url: str, key: str) -> LLM:
         """The model that an attempt calls: its first pinned policy or model, else the one called "policy".

@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace import Span as OtelSpan
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, Link, NonRecordingSpan, SpanContext, TraceFlags
 
 from ..schemas import ids, semconv
+from ..schemas.model_attributes import call_of
 from ..schemas.records import Span
 from ..schemas.spans import SpanKind, SpanStatus
 from . import attributes as attrs
@@ -166,6 +167,7 @@ def convert(span: ReadableSpan, scope: Scope) -> Span:
         dropped_events=span.dropped_events + events_over,
         dropped_links=span.dropped_links + links_over,
         flags=int(own.trace_flags),
+        call=call_of(span.attributes),
     )
 
 

@@ -31,6 +31,8 @@ GEN_AI_RESPONSE_ID = "gen_ai.response.id"
 GEN_AI_FINISH_REASONS = "gen_ai.response.finish_reasons"
 GEN_AI_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 GEN_AI_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+GEN_AI_PROMPT = "gen_ai.prompt"  # the whole prompt as one attribute, as older instrumentation has it
+GEN_AI_COMPLETION = "gen_ai.completion"
 EXCEPTION_TYPE = "exception.type"
 EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
@@ -42,6 +44,12 @@ OI_AGENT = "agent.name"
 OI_GRAPH_NODE = "graph.node.id"
 
 AGENT_NAMES = (AGENT, GEN_AI_AGENT, OI_AGENT, OI_GRAPH_NODE)
+
+# --- span attributes: token ids, under the names that engines and instrumentation give them
+PROMPT_IDS = ("prompt_ids", "prompt_token_ids")
+RESPONSE_IDS = ("response_ids", "response_token_ids")
+RESPONSE_LOGPROBS = ("logprobs", "response_logprobs")
+CALL_NAMES = (*PROMPT_IDS, *RESPONSE_IDS, GEN_AI_PROMPT)  # any of these makes a span a model call
 
 # --- HTTP headers of the gateway
 SPAN_ID_HEADER = "x-spanloop-span-id"
@@ -85,9 +93,14 @@ METRICS: dict[str, str] = {
     "spanloop.read_lag": "{record}",
     "spanloop.commit_lag": "{record}",
     "spanloop.open_attempts": "{attempt}",
+    "spanloop.oldest_attempt": "s",
+    "spanloop.lateness": "s",
     "spanloop.drift": "{call}",
     "spanloop.orphans": "{attempt}",
     "spanloop.late_events": "{event}",
+    "spanloop.sink.inserts": "{insert}",
+    "spanloop.sink.bytes": "By",
+    "spanloop.sink.insert": "s",
     "spanloop.gateway.calls": "{call}",
     "spanloop.gateway.duration": "s",
     "spanloop.trainer.reward": "1",

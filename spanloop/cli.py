@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from spanloop import __version__
 from spanloop.infra import logs
-from spanloop.infra.process import BROKER_PATIENCE_S
+from spanloop.infra.process import BROKER_PATIENCE_S, leave_with_parent
 from spanloop.infra.settings import LOCAL, Profile, Settings
 from spanloop.schemas.errors import ConfigError, SpanloopError
 
@@ -35,9 +35,12 @@ def common(
     clickhouse_url: Annotated[str | None, typer.Option(help="ClickHouse's HTTP interface.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Put before every topic name.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the parts do.")] = False,
+    with_stdin: Annotated[bool, typer.Option("--with-stdin", hidden=True, help="End when stdin does.")] = False,
 ) -> None:
     """Settings come from these options, SPANLOOP_… variables and spanloop.toml, in this order."""
     logs.configure(level=_level(verbose))
+    if with_stdin:
+        leave_with_parent()
     given: dict[str, Any] = {
         "profile": profile,
         "bootstrap": bootstrap,

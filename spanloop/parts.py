@@ -84,13 +84,18 @@ class Processes:
         """Starts `spanloop <command>`; what it prints goes to logs/<name>.log."""
         output = (self._logs / f"{name}.log").open("wb")
         child = subprocess.Popen(
-            [sys.executable, "-m", "spanloop", *command],
+            [sys.executable, "-m", "spanloop", "--with-stdin", *command],
+            stdin=subprocess.PIPE,  # closes when this process ends, however that happens, and so does the child
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **self._settings.environment()},
             start_new_session=True,  # Ctrl-C in the terminal is ours to pass on, in order
         )
         self._children.append((name, child, output))
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name."""
+        return {name: child.pid for name, child, _ in self._children}
 
     def check(self) -> None:
         """Raises PartFailed once any process has failed."""
@@ -116,6 +121,8 @@ class Processes:
                 log.warning("%s did not stop within %g s and was killed", name, STOP_TIMEOUT_S)
                 child.kill()
                 child.wait()
+            if child.stdin is not None:
+                child.stdin.close()
             output.close()
 
     def __enter__(self) -> Processes:

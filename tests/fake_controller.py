@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sdk import until
@@ -13,8 +15,9 @@ from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
-from spanloop.producers.worker import WorkerService
-from spanloop.schemas.records import Assignment, AttemptEnd, SpanBatch, Task, Worker
+from spanloop.producers import rollout
+from spanloop.producers.worker import WorkerPolicy, WorkerService
+from spanloop.schemas.records import Assignment, AttemptEnd, Limits, SpanBatch, Task, Worker
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import DEAD_LETTERS, REWARDS, SPANS, TOPICS, WORKERS
 
@@ -35,7 +38,7 @@ class Controller:
 
     def give(self, worker: WorkerService | str, n: int, task_input: object = None, **changes: Any) -> None:
         worker_id = worker if isinstance(worker, str) else worker.worker_id
-        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input))
+        task = Task(f"ro-{n}", "run-1", input=json.dumps(task_input), limits=changes.pop("limits", Limits()))
         given: dict[str, Any] = {"epoch": 1, "task": task, "at_ns": time.time_ns(), **changes}
         self.producer.send_wait(Assignment(worker_id, f"at-{n}", **given))
 
@@ -69,3 +72,29 @@ class Controller:
         self._reader.close()
         self._registry.close()
         self.producer.close()
+
+
+@contextmanager
+def running(settings: Settings, agent: Any, **options: Any) -> Generator[WorkerService]:
+    """A worker in a thread; what it raises is raised here."""
+    clock = options.pop("clock", None)
+    policy = WorkerPolicy(trace=False, **options)
+    stop = threading.Event()
+    worker = WorkerService(settings, agent if isinstance(agent, str) else rollout(agent), policy, clock=clock)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run(stop)
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the test's own thread
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert raised == []

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from sdk import gone, until
 
 from spanloop import parts
 from spanloop.infra.settings import Settings
@@ -145,3 +149,27 @@ def test_processes_get_the_settings_and_end_when_they_are_closed(tmp_path: Path)
     processes.close()
     with pytest.raises(PartFailed, match="ended with status -15"):
         processes.check()
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from spanloop.infra.settings import Settings
+from spanloop.parts import Processes
+children = Processes(Settings(), Path(sys.argv[1]))
+children.start("gateway", ["gateway", "--port", "0"])
+print(children.pids()["gateway"], flush=True)
+time.sleep(3600)
+"""
+
+
+def test_no_part_outlives_a_program_that_is_killed(embedded_settings: Settings, tmp_path: Path) -> None:
+    environment = {**os.environ, **embedded_settings.environment()}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, tmp_path], env=environment, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    with parent.stdout as out:
+        pid = int(out.readline())
+        until(lambda: Path(f"/proc/{pid}/task").exists() and len(list(Path(f"/proc/{pid}/task").iterdir())) > 3, 60)
+        parent.kill()
+        parent.wait()
+    until(lambda: gone(pid))

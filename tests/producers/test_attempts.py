@@ -233,6 +233,44 @@ def test_a_pinned_resource_that_never_comes_is_the_infrastructures_failure() -> 
         assert (end.status, end.failure_class, end.reason) == ("failed", "infra", "no resource ask@2")
 
 
+@pytest.mark.parametrize("late_beat", [False, True])
+def test_an_attempt_that_was_given_away_is_given_up(late_beat: bool) -> None:
+    @rollout
+    async def agent(task: Any) -> None:
+        del task
+        await asyncio.sleep(3600)
+
+    with bench(agent) as b:
+        b.accept(1, unresponsive_s=3.0)
+        for _ in range(3):
+            b.clock.advance(2.0)
+            b.attempts.heard(["at-1"], b.clock.steady_s())
+            b.attempts.tick()
+        assert b.attempts.named() == ["at-1"]
+        b.clock.advance(3.5)  # stopped for so long, or cut off
+        if late_beat:  # the first heartbeat after it may be acknowledged before anybody looks at the time
+            b.attempts.heard(["at-1"], b.clock.steady_s())
+        else:
+            b.attempts.tick()
+        end = b.end(1)
+        assert (end.status, end.failure_class) == ("unresponsive", "infra")
+
+
+def test_a_heartbeat_that_did_not_name_an_attempt_does_not_keep_it() -> None:
+    @rollout
+    async def agent(task: Any) -> None:
+        del task
+        await asyncio.sleep(3600)
+
+    with bench(agent) as b:
+        b.accept(1, unresponsive_s=3.0)
+        b.clock.advance(2.0)
+        b.attempts.heard(["at-9"], b.clock.steady_s())
+        b.clock.advance(1.5)
+        b.attempts.tick()
+        assert b.end(1).status == "unresponsive"
+
+
 def test_what_is_left_is_handed_back() -> None:
     @rollout
     async def agent(task: Any) -> None:

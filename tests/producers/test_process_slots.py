@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import slot_agents
-from sdk import Bench, bench, until
+from sdk import Bench, bench, gone, until
 
 from spanloop.producers import rollout
 from spanloop.producers.agent import spec_of
@@ -37,14 +37,6 @@ def messages(b: Bench, n: int) -> list[str]:
 def pid_of(b: Bench, n: int) -> int:
     until(lambda: messages(b, n))
     return int(messages(b, n)[0].split('"')[3 if "body" in messages(b, n)[0].split('"')[1] else 7].split()[0])
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
 
 
 def test_an_agent_in_a_process_of_its_own_leaves_the_same_records() -> None:

@@ -65,3 +65,15 @@ def test_missing_is_what_was_pinned_to_a_version_and_not_seen() -> None:
     found = resources(Resource("ask", 1, "prompt", '"Q"'), Resource("policy", 5, "policy"))
     assert found.missing({"ask": 1, "policy": 9, "other": None}) == []
     assert found.missing({"ask": 2, "limit": 1}) == ["ask@2", "limit@1"]
+
+
+def test_a_prompt_is_made_once_per_version_and_a_value_anew_for_each_attempt() -> None:
+    found = resources(
+        Resource("ask", 1, "prompt", '"a"'), Resource("ask", 2, "prompt", '"b"'), Resource("limit", 1, "json", "[3]")
+    )
+    llm = found.llm(assignment(), "http://g", "k")
+    first, again, other = (found.for_agent(assignment(ask=v, limit=1), llm) for v in (1, 1, 2))
+    assert first["ask"] is again["ask"]
+    assert other["ask"] == PromptTemplate("b", 2)
+    assert first["limit"] == again["limit"]
+    assert first["limit"] is not again["limit"]

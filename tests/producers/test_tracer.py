@@ -13,6 +13,8 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from spanloop.producers import context, emit_message, operation, record, tracer
 from spanloop.producers.context import LocalAmbient, Scope
 from spanloop.producers.recording import Recorded
+from spanloop.schemas.packed import pack_ids, pack_logprobs
+from spanloop.schemas.records import VersionRun
 
 
 @pytest.fixture
@@ -57,6 +59,30 @@ def test_200_attributes_and_200_links_are_kept_or_counted(otel: trace.Tracer) ->
     (got,) = seen.spans
     assert got.dropped_attributes + len(json.loads(got.attributes)) == 200
     assert got.dropped_links + len(json.loads(got.links)) == 200
+
+
+def test_a_model_call_is_known_by_its_attributes_whatever_its_name(otel: trace.Tracer) -> None:  # TR-11
+    with record() as seen:
+        for attributes in (
+            {"prompt_ids": [1, 2], "response_ids": [3], "logprobs": [-0.5], "spanloop.policy_version": 4},
+            {"prompt_token_ids": "[1, 2]", "response_token_ids": "[[3]]", "gen_ai.request.model": "m"},
+            {"gen_ai.prompt": "[]"},
+            {"prompt_ids": "none", "response_ids": [3]},
+            {"gen_ai.operation.name": "chat"},
+        ):
+            with otel.start_as_current_span("chat_model.llm", attributes=attributes):
+                pass
+    first, second, empty, wrong, plain = (s.call for s in seen.spans)
+    assert first is not None
+    assert (first.prompt_ids, first.response_ids) == (pack_ids([1, 2]), pack_ids([3]))
+    assert (first.policy, first.policy_versions) == ("policy", [VersionRun(4, 0, 1)])
+    assert first.logprobs == pack_logprobs([-0.5])
+    assert second is not None
+    assert (second.prompt_ids, second.response_ids, second.policy) == (pack_ids([1, 2]), pack_ids([3]), "m")
+    for call in (empty, wrong):
+        assert call is not None
+        assert (call.prompt_ids, call.policy, call.flags) == (None, None, ["no_token_ids"])
+    assert plain is None
 
 
 def test_three_runs_in_a_row_are_three_roots(otel: trace.Tracer) -> None:  # TR-3

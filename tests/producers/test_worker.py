@@ -2,53 +2,17 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fake_controller import Controller
+from fake_controller import Controller, running
 from sdk import until
 
-from spanloop.infra.settings import Settings
 from spanloop.producers import emit_message, rollout
 from spanloop.producers.keys import verify
 from spanloop.producers.worker import WorkerPolicy, WorkerService
 from spanloop.schemas.records import DeadLetter, Resource, Reward, SpanBatch, Worker
 from spanloop.schemas.topics import ASSIGNMENTS, partition_of
-
-
-@pytest.fixture
-def controller(embedded_settings: Settings) -> Generator[Controller]:
-    made = Controller(embedded_settings)
-    yield made
-    made.close()
-
-
-@contextmanager
-def running(settings: Settings, agent: Any, **options: Any) -> Generator[WorkerService]:
-    """A worker in a thread; what it raises is raised here."""
-    clock = options.pop("clock", None)
-    policy = WorkerPolicy(trace=False, **options)
-    stop = threading.Event()
-    worker = WorkerService(settings, agent if isinstance(agent, str) else rollout(agent), policy, clock=clock)
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            worker.run(stop)
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the test's own thread
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield worker
-    finally:
-        stop.set()
-        thread.join(10)
-        assert not thread.is_alive()
-        assert raised == []
 
 
 def test_it_says_what_it_is_runs_what_it_is_given_and_says_goodbye(controller: Controller) -> None:
