@@ -1,12 +1,11 @@
-"""Where agents run in the worker's own process: synchronous ones in threads, asynchronous ones on one event loop.
+"""Slots: where agents run. Here synchronous ones, in threads of the worker's own process.
 
 A thread cannot be stopped: one that is given up goes on by itself, its result is ignored, and another takes its place.
-`process_slots` runs agents in processes, which can be.
+`loop_slots` runs asynchronous agents, `process_slots` runs either in processes, which can be ended.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import logging
 import threading
@@ -16,7 +15,7 @@ from typing import Protocol
 
 from .agent import Agent
 from .outcome import Outcome
-from .work import Work, perform, perform_async
+from .work import Work, perform
 
 log = logging.getLogger(__name__)
 
@@ -124,62 +123,10 @@ class ThreadSlots:
             on_done(work.attempt_id, ended)
 
 
-class LoopSlots:
-    """Runs coroutines on one event loop in a thread of its own."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.name = agent.name
-        self._agent = agent
-        self._loop = asyncio.new_event_loop()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._thread = threading.Thread(target=self._loop.run_forever, name="agents", daemon=True)
-        self._thread.start()
-
-    def wait_ready(self, stop: threading.Event) -> None:
-        del stop
-
-    def claim(self, attempt_id: str) -> bool:
-        del attempt_id
-        return True
-
-    def start(self, work: Work, on_done: OnDone) -> None:
-        self._loop.call_soon_threadsafe(self._spawn, work, on_done)
-
-    def stop(self, attempt_id: str, why: str) -> None:
-        """Cancels it; what it still does with its cancellation is its own affair."""
-        log.info("attempt %s: %s; its task is cancelled", attempt_id, why)
-        self._loop.call_soon_threadsafe(self._cancel, attempt_id)
-
-    def tick(self) -> None:
-        pass
-
-    def close(self, timeout_s: float) -> None:
-        """Cancels what runs and stops the loop; an agent that blocks it is left behind with its thread."""
-        self._loop.call_soon_threadsafe(self._stop)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            log.warning("an agent blocks the event loop and is left behind with it")
-        else:
-            self._loop.close()
-
-    def _spawn(self, work: Work, on_done: OnDone) -> None:
-        self._tasks[work.attempt_id] = contextvars.Context().run(self._loop.create_task, self._run(work, on_done))
-
-    def _cancel(self, attempt_id: str) -> None:
-        if attempt_id in self._tasks:
-            self._tasks[attempt_id].cancel()
-
-    def _stop(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        self._loop.call_soon(self._loop.stop)
-
-    async def _run(self, work: Work, on_done: OnDone) -> None:
-        ended = await perform_async(self._agent, work)
-        del self._tasks[work.attempt_id]
-        on_done(work.attempt_id, ended)
-
-
 def local_slots(agent: Agent) -> Slots:
     """Slots in this process: threads, or an event loop where the agent is asynchronous."""
-    return LoopSlots(agent) if agent.is_async else ThreadSlots(agent)
+    if agent.is_async:
+        from .loop_slots import LoopSlots
+
+        return LoopSlots(agent)
+    return ThreadSlots(agent)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sdk import bench, until
 
-from spanloop.producers import emit_message, emit_reward, rollout
+from spanloop.producers import emit_message, emit_reward, loop_slots, rollout
 from spanloop.producers.attempts import RESOURCE_WAIT_S
 from spanloop.producers.slots import ThreadSlots
 from spanloop.schemas import semconv
@@ -149,6 +149,28 @@ def test_a_thread_is_left_alone_at_its_deadline_and_its_slot_is_free() -> None:
         until(lambda: threads.lost == 0)
     assert [batch.end.status for batch in b.sender.batches if batch.end and batch.attempt_id == "at-1"] == ["timeout"]
     assert all("too late" not in s.attributes for s in b.sender.spans)
+
+
+def test_an_event_loop_that_an_agent_blocks_is_left_alone_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_slots, "BLOCKED_S", 0.1)
+    at_work, go_on = threading.Event(), threading.Event()
+
+    @rollout
+    async def agent(task: Any) -> None:
+        if task == "block":
+            at_work.set()
+            assert go_on.wait(30)
+
+    loops = loop_slots.LoopSlots(agent)
+    with bench(agent, slots=2, places=loops) as b:
+        b.accept(1, task_input="block")
+        assert at_work.wait(10)
+        b.clock.advance(11)
+        until(lambda: b.attempts.tick() or loops.lost)
+        assert b.end(1).status == "timeout"
+        b.accept(2)
+        assert b.end(2).status == "succeeded"
+        go_on.set()
 
 
 def test_a_cancelled_attempt_is_stopped_whether_it_runs_or_waits() -> None:
