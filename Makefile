@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ROOMS := schemas infra producers streams consumers trainer
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench lock clean
+.PHONY: help demo test faults chaos check bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,12 @@ demo: $(VENV)/ready ## train an agent through the whole loop, here, in minutes (
 
 test: $(VENV)/ready ## run the tests (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
+
+faults: $(VENV)/ready ## every fault on the running loop, an audit after each; half an hour (ARGS="-k broker")
+	@$(BIN)/python -m pytest tests/faults/every_fault.py $(ARGS)
+
+chaos: $(VENV)/ready ## random faults while 5,000 rollouts flow, then the audit (MINUTES=10 SEED=7)
+	@PYTHONPATH=tests $(BIN)/python -m faults --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(VENV)/ready .typing ## ruff, ruff format and pyright strict over code and tests
 	@$(BIN)/ruff check .

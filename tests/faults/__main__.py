@@ -8,6 +8,7 @@ The seed decides which faults come in which order; when exactly each strikes is 
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import sys
 import tempfile
@@ -33,7 +34,6 @@ ROLLOUTS = 5000
 FULL_MINUTES = 10.0
 # Rest between two faults, so that some strike while the last one is still being recovered from and some do not.
 REST_S = (0.5, 6.0)
-SETTLE_S = 240.0
 SHOWN = 20
 
 
@@ -94,7 +94,7 @@ def run(home: Path, *, minutes: float, dice: random.Random, nodes: int, faults: 
         storm(rig, minutes, dice, faults)
         say(f"faults are over; {rig.flow.done()} of {len(rig.fed.tasks)} rollouts done, {rig.flow.left} groups to come")
         try:
-            rig.settle(SETTLE_S)
+            rig.settle()
         except TimeoutError as error:  # the audit names each of them
             say(f"not settled {error}")
         say(f"{rig.flow.done()} rollouts done; the audit begins")
@@ -115,6 +115,9 @@ def main() -> None:
     parser.add_argument("--home", type=Path, help="folder for logs and data; default: one that is removed")
     chosen = parser.parse_args()
     out = Console(width=160)
+    logging.getLogger("spanloop").setLevel(
+        logging.ERROR
+    )  # of this process: its clients tell of every broker that is away
     seed = seed_of(chosen.seed)
     faults = [f for f in FAULTS if f.nodes <= chosen.nodes and (not chosen.only or f.name in chosen.only)]
     out.print(f"seed {seed}, {chosen.minutes:g} minutes, {groups_for(chosen.minutes) * GROUP_SIZE} rollouts")

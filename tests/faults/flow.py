@@ -66,7 +66,7 @@ class Flow:
         """What was fed and has not ended, or was not trained, or was not yet fed."""
         rollouts = [r for r in self._fed.tasks if r not in self.watch.finished]
         groups = [g for g in self._fed.groups if g not in self.watch.trained]
-        return [*([f"{self.left} groups to be sent"] if self.left else []), *rollouts, *groups]
+        return [*([f"{self.left} groups yet to be sent"] if self.left else []), *rollouts, *groups]
 
     def close(self) -> None:
         """Stops sending."""

@@ -19,9 +19,8 @@ LOOK_S = 0.2
 RESTART_S = 1.0
 TAIL = 3000
 # Infrastructure that stays away longer than a part is patient ends it with one of these, on purpose and by name.
-FORESEEN = re.compile(r"\b(Unavailable|DeliveryFailed|Fenced|BackPressure): ")
-# A part that ends with an error made on purpose says so in one line and with status 1; a traceback is a bug.
-TRACEBACK = "Traceback (most recent call last)"
+FORESEEN = re.compile(r"^(Unavailable|DeliveryFailed|Fenced|BackPressure): .*", re.M)
+LAST_WORDS = 600  # characters; a message may be wrapped
 
 
 @dataclass(slots=True)
@@ -62,8 +61,13 @@ class Ended:
     @property
     def foreseen(self) -> bool:
         """Whether it gave up on infrastructure in the way it promises."""
-        last = self.said.strip().splitlines()[-1:] or [""]
-        return self.status == 1 and FORESEEN.search(last[0]) is not None
+        return self.status == 1 and FORESEEN.search(self.said[-LAST_WORDS:]) is not None
+
+    @property
+    def last_words(self) -> str:
+        """For people."""
+        found = FORESEEN.search(self.said[-LAST_WORDS:])
+        return found[0] if found else (self.said.strip().splitlines() or ["it said nothing"])[-1]
 
 
 @dataclass
@@ -187,8 +191,7 @@ class Parts:
             child.due_s = now + RESTART_S
             ended = Ended(child.name, child.process.returncode, child.said())
             self.ended.append(ended)
-            last = ended.said.strip().splitlines()[-1:] or ["(it said nothing)"]
-            self.say(f"{child.name} ended with status {ended.status}: {last[0][:200]}")
+            self.say(f"{child.name} ended with status {ended.status}: {ended.last_words}")
         elif now >= child.due_s:
             child.due_s = 0.0
             self._start(child)

@@ -35,7 +35,8 @@ CLOCK_OFF_S = 3600
 GROUPS_PER_BATCH = 2
 READY_S = 90.0
 # A frozen worker is found out after 9 s, a dead one's claims after 6; then its attempts are run anew.
-SETTLE_S = 120.0
+PATIENCE_S = 120.0
+LOOK_S = 0.2
 STARTED = ("controller-a", "assembler-a", "assembler-b", "sink-a", "gateway", "worker-a", "worker-b", "trainer")
 
 
@@ -54,6 +55,7 @@ class Rig:
         """`settings`: topics made, ClickHouse known, addresses direct; `rate`: rollouts a second at most."""
         self.kafka = kafka
         self.home = home
+        self.rate = rate
         self.say = say
         self.fed = Fed()
         self.registry = Forwarder(settings.registry_url)
@@ -94,11 +96,21 @@ class Rig:
         self.flow.ask(GROUPS_PER_BATCH)
         until(lambda: not self.flow.missing(), self._stuck, READY_S)
 
-    def settle(self, within_s: float = SETTLE_S) -> None:
-        """Waits until all that was asked for has ended and was trained on. Raises TimeoutError naming what did not."""
-        until(lambda: not self.flow.missing(), self._stuck, within_s)
+    def settle(self, patience_s: float = PATIENCE_S) -> None:
+        """Waits until all that was asked for has ended and was trained on.
 
-    def progress(self, rollouts: int, within_s: float = SETTLE_S) -> None:
+        Raises TimeoutError naming what did not, once nothing at all has moved for so long.
+        """
+        missing, since = self.flow.missing(), time.monotonic()
+        while missing:
+            time.sleep(LOOK_S)
+            now = self.flow.missing()
+            if now != missing:
+                missing, since = now, time.monotonic()
+            elif time.monotonic() - since > patience_s:
+                raise TimeoutError(f"nothing has moved for {patience_s:g} s: {self._stuck()}")
+
+    def progress(self, rollouts: int, within_s: float = PATIENCE_S) -> None:
         """Waits until so many rollouts more have ended. Raises TimeoutError."""
         goal = self.flow.done() + rollouts
         until(lambda: self.flow.done() >= goal or not self.flow.missing(), self._stuck, within_s)

@@ -1,0 +1,26 @@
+"""One fault of each kind on the running loop; `make faults` does all of them (every_fault.py)."""
+
+from __future__ import annotations
+
+import pytest
+from faults.faults import BY_NAME, FAULTS
+from faults.rig import Rig
+from faults.trial import trial
+
+# In this order: what changes the least first.
+ONE_OF_EACH = (
+    "poison", "sink_killed", "registry_away", "clickhouse_away", "duplicate_producers", "clocks_off", "rebalance_storm",
+    "worker_frozen", "broker_killed",
+)  # fmt: skip
+
+
+def test_there_is_one_fault_of_each_kind() -> None:
+    assert sorted(BY_NAME[name].kind for name in ONE_OF_EACH) == sorted({fault.kind for fault in FAULTS})
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_nothing_is_lost_and_nothing_is_there_twice_after(rig: Rig, name: str) -> None:
+    trial(rig, BY_NAME[name])

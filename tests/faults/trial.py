@@ -1,0 +1,25 @@
+"""One fault on a stream of rollouts, and the audit behind it."""
+
+from __future__ import annotations
+
+import math
+
+from .audit import discrepancies
+from .faults import Fault
+from .flow import GROUP_SIZE
+from .rig import GROUPS_PER_BATCH, Rig
+
+# Rollouts go on for so long behind the fault: what is broken for good must not be missed.
+AFTER_S = 3.0
+
+
+def trial(rig: Rig, fault: Fault, *, full: bool = False) -> None:
+    """Rollouts flow before, during and after a fault; all end, and the audit finds nothing. Raises AssertionError."""
+    seconds = (fault.full_s if full and fault.full_s is not None else fault.hold_s) + AFTER_S
+    batches = math.ceil(seconds * rig.rate / GROUP_SIZE / GROUPS_PER_BATCH)
+    rig.flow.ask(batches * GROUPS_PER_BATCH)
+    rig.progress(GROUP_SIZE)
+    fault.run(rig, full=full)
+    rig.settle()
+    found = discrepancies(rig.audit())
+    assert not found, f"{len(found)} discrepancies after {fault.name}: {found[:20]}"
