@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import cast
@@ -13,15 +14,16 @@ from confluent_kafka.admin import (
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]  # as above
 )
 
-from ..schemas.errors import ConfigError
+from ..schemas.errors import ConfigError, Unavailable
 from ..schemas.topics import TOPICS
-from .admin import create, register
+from .admin import counts, create, register
 from .doctor_topics import alterations
 from .facts import BrokerFacts, ClickHouseFacts, Facts, RegistryFacts
 from .kafka_config import admin
 from .settings import Settings
 
 ALTER_TIMEOUT_S = 10.0
+APPEAR_TIMEOUT_S, APPEAR_POLL_S = 10.0, 0.1
 
 
 def fix(settings: Settings, facts: Facts) -> list[str]:
@@ -34,17 +36,27 @@ def fix(settings: Settings, facts: Facts) -> list[str]:
         missing = [t for t in TOPICS.values() if t.name not in facts.broker.topics]
         if missing and settings.profile != "embedded":
             create(settings, missing)
+            _wait_for(settings, {t.name for t in missing})
             done.append(f"created {', '.join(t.full(settings.prefix) for t in missing)}")
         done += alter(settings, wanted(settings, facts.broker))
     if isinstance(facts.registry, RegistryFacts) and _subjects_are_wrong(facts.registry):
         register(settings)
         done.append(f"registered {len(TOPICS)} subjects, FULL_TRANSITIVE")
-    if isinstance(facts.clickhouse, ClickHouseFacts) and facts.clickhouse.applied != facts.clickhouse.wanted:
+    if isinstance(facts.clickhouse, ClickHouseFacts) and _tables_are_missing(facts.clickhouse):
         from .clickhouse import connect, migrate
 
         for name in migrate(connect(settings), settings.clickhouse_database):
             done.append(f"applied migration {name} to {settings.clickhouse_database!r}")
     return done
+
+
+def _wait_for(settings: Settings, names: set[str]) -> None:
+    """Until the broker tells of new topics, which it does a moment after it has made them. Raises Unavailable."""
+    deadline = time.monotonic() + APPEAR_TIMEOUT_S
+    while absent := names - counts(settings).keys():
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{settings.bootstrap} made {', '.join(sorted(absent))} but does not tell of it")
+        time.sleep(APPEAR_POLL_S)
 
 
 def wanted(settings: Settings, broker: BrokerFacts) -> dict[str, dict[str, str]]:
@@ -86,6 +98,13 @@ def alter(settings: Settings, changes: Mapping[str, Mapping[str, str]]) -> list[
             raise ConfigError(f"topic {name!r} on {settings.bootstrap} refuses {said}: {error}") from error
         done.append(f"set {said} on {TOPICS[name].full(settings.prefix)}")
     return done
+
+
+def _tables_are_missing(clickhouse: ClickHouseFacts) -> bool:
+    """False where a migration was applied with other content: that nobody can repair from here."""
+    applied, wanted = clickhouse.applied or {}, clickhouse.wanted
+    changed = any(applied[name] != wanted[name] for name in applied.keys() & wanted.keys())
+    return not changed and not wanted.keys() <= applied.keys()
 
 
 def _subjects_are_wrong(registry: RegistryFacts) -> bool:
