@@ -13,6 +13,7 @@ from ..infra import telemetry
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Message as Raw
 from ..infra.kafka import Position, Reader
+from ..infra.logs import bound
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
 from ..infra.registry import connect
@@ -27,6 +28,7 @@ from .assembler import Assembler
 from .assembly import without_calls, without_rows
 from .figures import Figures
 from .messages import Emitted, Late, Message, Output, Policy, Refused, Reread, Source
+from .no_calls import NoCalls
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Shell:
         self._registry = connect(settings)
         self._producer = Producer(settings, NAME)
         self._outbox = Outbox(self._producer)
+        self._no_calls = NoCalls()
         self._quarantine = Quarantine(self._producer, NAME, settings.dlq_limit)
         decoder, stop = Decoder(self._registry), threading.Event()
         self._taking = Taking(decoder, self._quarantine, stop)
@@ -82,7 +85,10 @@ class Shell:
             record = await self._taking.record_async(raw)
             assert record is None or isinstance(record, SpanBatch | Reward)
             message = Message(source, raw.partition, raw.offset, record)
-            self._carry_out(self.core.add(message, self._clock.now_ns()), raw)
+            if isinstance(record, SpanBatch):
+                self._no_calls.see(record)
+            with bound(rollout_id=record and record.rollout_id, attempt_id=record and record.attempt_id):
+                self._carry_out(self.core.add(message, self._clock.now_ns()), raw)
 
     def tick(self) -> None:
         """Emits what is due."""
@@ -107,6 +113,7 @@ class Shell:
                     pass
 
     def _emit(self, output: Emitted) -> None:
+        self._no_calls.judge(output.trajectory)
         for trajectory in (output.trajectory, without_rows(output.trajectory), without_calls(output.trajectory)):
             try:
                 self._outbox.send(trajectory)
