@@ -27,8 +27,24 @@ EXPORTER = "opentelemetry-exporter-otlp-proto-http"
 CLOSE_TIMEOUT_MS = 3000
 
 # Everything else in METRICS is a counter.
-GAUGES = frozenset({"spanloop.read_lag", "spanloop.commit_lag", "spanloop.open_attempts", "spanloop.trainer.reward"})
-HISTOGRAMS = frozenset({"spanloop.gateway.duration", "spanloop.trainer.step", "spanloop.trainer.staleness"})
+GAUGES = frozenset(
+    {
+        "spanloop.read_lag",
+        "spanloop.commit_lag",
+        "spanloop.open_attempts",
+        "spanloop.oldest_attempt",
+        "spanloop.trainer.reward",
+    }
+)
+HISTOGRAMS = frozenset(
+    {
+        "spanloop.lateness",
+        "spanloop.sink.insert",
+        "spanloop.gateway.duration",
+        "spanloop.trainer.step",
+        "spanloop.trainer.staleness",
+    }
+)
 
 
 def kind_of(name: str) -> Kind:

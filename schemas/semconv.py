@@ -95,6 +95,7 @@ METRICS: dict[str, str] = {
     "spanloop.open_attempts": "{attempt}",
     "spanloop.oldest_attempt": "s",
     "spanloop.lateness": "s",
+    "spanloop.bounded": "{attempt}",
     "spanloop.drift": "{call}",
     "spanloop.orphans": "{attempt}",
     "spanloop.late_events": "{event}",

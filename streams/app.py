@@ -42,8 +42,8 @@ from .faust_types import (
     Transport,
 )
 from .first_offsets import commit_first_offsets, committed_offsets
-from .messages import Policy, Source
-from .shell import NAME, SOURCES, Shell
+from .messages import SOURCES, Policy, Source
+from .shell import NAME, Shell
 
 log = logging.getLogger(__name__)
 
@@ -230,6 +230,7 @@ class AssemblerApp(App):
         """Waits for acknowledgements and commits what they allow."""
         if self.shell is None:
             return
+        self.shell.ends |= self._ends()
         offsets = await self.shell.settle()
         if not offsets or self.rebalancing:
             return
@@ -238,6 +239,15 @@ class AssemblerApp(App):
         commit = cast("Callable[[object], Awaitable[bool]]", methodcaller("_commit", wanted))
         if wanted.keys() <= assignment and await commit(self.consumer):
             self.shell.committed(offsets)
+
+    def _ends(self) -> dict[Position, int]:
+        """End offsets as the last fetches told them."""
+        found: dict[Position, int] = {}
+        for source, p in ((source, p) for source in SOURCES for p in self.held):
+            with suppress(AssertionError):  # the consumer's own thread has lost the partition just now
+                if (end := self.consumer.highwater(TP(self.names.full(source), p))) is not None:
+                    found[source, p] = end
+        return found
 
 
 def faust_settings(settings: Settings) -> dict[str, object]:

@@ -13,7 +13,7 @@ offset again: the same outputs follow, and equal revisions are equal.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 
 from ..schemas.errors import InvalidRecord
@@ -21,10 +21,13 @@ from ..schemas.records import Assembly, Reward, SpanBatch
 from .assembly import assembly_of, build
 from .attempt import OpenAttempt
 from .deadlines import NS_PER_S, Deadlines
-from .messages import Emitted, Late, Message, Output, Policy, Refused, Reread, ended, running
+from .messages import Bound, Emitted, Late, Message, Output, Policy, Refused, Reread, ended, running
 from .nodes import RewardNode, end_node, reward_node, span_node
 from .partition import Partition
 from .rewards import check
+
+# Between two reports of telemetry; more lateness than this says nothing new.
+MAX_LATENESS = 10_000
 
 
 class Assembler:
@@ -35,7 +38,8 @@ class Assembler:
         self.partitions: dict[int, Partition] = {}
         self.attempts: OrderedDict[str, OpenAttempt] = OrderedDict()  # least recently touched first
         self.size = 0  # bytes held, roughly
-        self.counts: Counter[str] = Counter()  # emitted, revisions, late, refused, bounded, drift, conflicts
+        self.counts: Counter[str] = Counter()  # emitted, revisions, late, refused, bounded_events, drift, ...
+        self.lateness: deque[float] = deque(maxlen=MAX_LATENESS)  # seconds from an end to a batch of spans behind it
         self._deadlines = Deadlines(self.policy)
 
     # --- partitions
@@ -133,6 +137,9 @@ class Assembler:
         part.spans.hold(attempt.attempt_id, offset)
         begun = attempt.begun
         before = attempt.end
+        if batch.spans and (before is not None or known is not None):
+            over_ns = attempt.end_seen_ns if before is not None or known is None else known.at_ns
+            self.lateness.append((now_ns - over_ns) / NS_PER_S)
         self._take_batch(attempt, batch, offset, now_ns)
         if batch.begin and not begun and not attempt.rebuilding:
             out.append(running(batch, now_ns))
@@ -226,8 +233,10 @@ class Assembler:
     def _schedule(self, attempt: OpenAttempt, now_ns: int, out: list[Output]) -> None:
         if attempt.rebuilding:
             return
-        if attempt.size > self.policy.max_bytes or attempt.events > self.policy.max_events:
-            self._emit(attempt, now_ns, out, bounded=True)
+        if attempt.events > self.policy.max_events:
+            self._emit(attempt, now_ns, out, "events")
+        elif attempt.size > self.policy.max_bytes:
+            self._emit(attempt, now_ns, out, "bytes")
         elif attempt.complete:
             self._emit(attempt, now_ns, out)
         elif attempt.dirty:
@@ -237,30 +246,31 @@ class Assembler:
         else:
             self._free(attempt)  # an empty batch
 
-    def _close(self, attempt: OpenAttempt, now_ns: int, out: list[Output], *, bounded: bool = False) -> None:
+    def _close(self, attempt: OpenAttempt, now_ns: int, out: list[Output], bound: Bound | None = None) -> None:
         """Emits what there is, unless all there is are events that came too late for an attempt nobody remembers."""
         if attempt.rebuilding or not attempt.anchored:
             self._drop_late(attempt, out)
         else:
-            self._emit(attempt, now_ns, out, bounded=bounded)
+            self._emit(attempt, now_ns, out, bound)
 
-    def _emit(self, attempt: OpenAttempt, now_ns: int, out: list[Output], *, bounded: bool = False) -> None:
+    def _emit(self, attempt: OpenAttempt, now_ns: int, out: list[Output], bound: Bound | None = None) -> None:
         part = self.partitions[attempt.partition]
         digest = attempt.digest()
         attempt.dirty = False
-        if bounded or digest != attempt.emitted:
-            trajectory = build(attempt, self.policy.rules, digest, bounded=bounded)
+        if bound or digest != attempt.emitted:
+            trajectory = build(attempt, self.policy.rules, digest, bounded=bound is not None)
             self.counts["emitted" if attempt.emitted is None else "revisions"] += 1
             found = attempt.findings(trajectory)
             self.counts.update(found - attempt.counted)  # once, however many revisions tell of it
             attempt.counted = found
             attempt.emitted = digest
-            assembly = assembly_of(attempt, trajectory, now_ns, dropped=bounded)
+            assembly = assembly_of(attempt, trajectory, now_ns, dropped=bound is not None)
             part.remember(assembly)
-            out.append(Emitted(attempt.partition, trajectory, assembly))
+            out.append(Emitted(attempt.partition, trajectory, assembly, bound))
         part.release(attempt.attempt_id)
-        if bounded or attempt.end is None:
-            self.counts["bounded"] += bounded
+        if bound is not None:
+            self.counts[f"bounded_{bound}"] += 1
+        if bound is not None or attempt.end is None:
             self._free(attempt)
         else:
             self._deadlines.set(attempt)
@@ -282,9 +292,9 @@ class Assembler:
 
     def _bound(self, now_ns: int, out: list[Output]) -> None:
         """Closes the attempts that were touched longest ago while there are too many, or too many bytes of them."""
-        while len(self.attempts) > self.policy.max_open or self.size > self.policy.max_total_bytes:
+        while (full := len(self.attempts) > self.policy.max_open) or self.size > self.policy.max_total_bytes:
             oldest = next(iter(self.attempts.values()))
             if oldest.dirty:
-                self._close(oldest, now_ns, out, bounded=True)
+                self._close(oldest, now_ns, out, "open" if full else "total_bytes")
             else:
                 self._free(oldest)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
+from ..infra.clock import NS_PER_S
+from ..infra.message import Position
 from ..infra.quarantine import Quarantine
 from ..infra.telemetry import OFF, Meter
 from .assembler import Assembler
+from .messages import SOURCES, Bound
 
+BOUNDS: tuple[Bound, ...] = ("events", "bytes", "open", "total_bytes")
 # The core's counts and the metrics they are.
 COUNTED = {"late": "spanloop.late_events", "drift": "spanloop.drift", "orphaned": "spanloop.orphans"}
 
@@ -21,22 +26,32 @@ class Figures:
         self._quarantine = quarantine
         self._told: Counter[str] = Counter()
 
-    def tell(self) -> None:
-        """Reports what there is now."""
+    def tell(self, now_ns: int, ends: Mapping[Position, int]) -> None:
+        """Reports what there is now. ends: the end offset of each partition, as far as it is known."""
         if self._meter is OFF:
             return
+        oldest_ns = min((a.first_ns for a in self._core.attempts.values() if a.dirty), default=now_ns)
         self._meter.add("spanloop.open_attempts", self._core.open_attempts)
-        for topic in ("spans", "rewards"):
-            lag = sum(p.held(topic).lag for p in self._core.partitions.values())
-            self._meter.add("spanloop.commit_lag", lag, topic=topic)
+        self._meter.add("spanloop.oldest_attempt", (now_ns - oldest_ns) / NS_PER_S)
+        while self._core.lateness:
+            self._meter.add("spanloop.lateness", self._core.lateness.popleft())
+        for topic in SOURCES:
+            held = {p.number: p.held(topic) for p in self._core.partitions.values()}
+            read_lag = sum(max(0, ends[topic, n] - h.position) for n, h in held.items() if (topic, n) in ends)
+            self._meter.add("spanloop.read_lag", read_lag, topic=topic)
+            self._meter.add("spanloop.commit_lag", sum(h.lag for h in held.values()), topic=topic)
         counts = {name: self._core.counts[key] for key, name in COUNTED.items()}
         counts["spanloop.dead_letters"] = self._quarantine.count
         for name, count in counts.items():
             if more := count - self._told[name]:
                 self._meter.add(name, more)
                 self._told[name] = count
+        for bound in BOUNDS:
+            if more := self._core.counts[f"bounded_{bound}"] - self._told[bound]:
+                self._meter.add("spanloop.bounded", more, bound=bound)
+                self._told[bound] += more
 
-    def close(self) -> None:
+    def close(self, now_ns: int, ends: Mapping[Position, int]) -> None:
         """Reports for the last time and sends it."""
-        self.tell()
+        self.tell(now_ns, ends)
         self._meter.close()

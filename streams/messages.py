@@ -11,6 +11,8 @@ from .assembly import AssemblyRules
 from .attempt import OpenAttempt
 
 Source = Literal["spans", "rewards"]
+Bound = Literal["events", "bytes", "open", "total_bytes"]  # the field max_... of the policy
+SOURCES: tuple[Source, ...] = ("spans", "rewards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Emitted:
     partition: int
     trajectory: Trajectory
     assembly: Assembly
+    bound: Bound | None = None  # the bound that closed it
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from .acks import Outbox
 from .assembler import Assembler
 from .assembly import without_calls, without_rows
 from .figures import Figures
-from .messages import Emitted, Late, Message, Output, Policy, Refused, Reread, Source
+from .messages import SOURCES, Emitted, Late, Message, Output, Policy, Refused, Reread, Source
 from .no_calls import NoCalls
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ FLUSH_S = 3.0
 SLICE = 200
 POLL_S = 0.05
 YIELD_EVERY = 20
-SOURCES: tuple[Source, ...] = ("spans", "rewards")
 
 
 class Shell:
@@ -49,6 +48,7 @@ class Shell:
         self.settings = settings
         self.core = Assembler(policy)
         self.rereads: list[Reread] = []
+        self.ends: dict[Position, int] = {}  # end offsets, as far as they are known
         self._clock = clock or SystemClock()
         self._registry = connect(settings)
         self._producer = Producer(settings, NAME)
@@ -68,7 +68,7 @@ class Shell:
             self._producer.close(FLUSH_S)
         except DeliveryFailed as error:  # it was not committed either: the next start reads it again
             log.warning("closing: %s", error)
-        self._figures.close()
+        self._figures.close(self._clock.now_ns(), self.ends)
         self._registry.close()
 
     # --- records in
@@ -114,6 +114,13 @@ class Shell:
 
     def _emit(self, output: Emitted) -> None:
         self._no_calls.judge(output.trajectory)
+        if output.bound is not None:
+            log.warning(
+                "attempt %s is closed with %d events by max_%s of the policy; what comes of it later is left out",
+                output.assembly.attempt_id,
+                output.trajectory.revision,
+                output.bound,
+            )
         for trajectory in (output.trajectory, without_rows(output.trajectory), without_calls(output.trajectory)):
             try:
                 self._outbox.send(trajectory)
@@ -139,7 +146,7 @@ class Shell:
             self._outbox.send(assembly, partition)
         if assemblies:
             await asyncio.to_thread(self._outbox.seal().wait, ACK_TIMEOUT_S)
-        self._figures.tell()
+        self._figures.tell(self._clock.now_ns(), self.ends)
         return {at: offset for at, offset in offsets.items() if self._committed.get(at) != offset}
 
     def committed(self, offsets: dict[Position, int]) -> None:
@@ -153,6 +160,7 @@ class Shell:
         self.core.revoke(partition)
         for source in SOURCES:
             self._committed.pop((source, partition), None)
+            self.ends.pop((source, partition), None)
 
     async def take_over(self, partition: int, committed: dict[Source, int], superseded: Callable[[], bool]) -> bool:
         """Reads a partition from its committed offsets to its end, past what `assemblies` says was emitted.
@@ -173,7 +181,7 @@ class Shell:
             return False
         self.core.assign(partition, **committed, assemblies=assemblies.values())
         starts: dict[Position, int | None] = {(source, partition): committed[source] for source in SOURCES}
-        if not await read(self.settings, starts, self.take, superseded):
+        if not await read(self.settings, starts, self.take, superseded, self.ends.update):
             self.revoke(partition)  # nobody would later: who is superseded does not hold it
             return False
         log.info(
@@ -252,21 +260,28 @@ def never() -> bool:
     return False
 
 
+def untold(ends: Mapping[Position, int]) -> None:
+    """For reading whose ends nobody asks for."""
+    del ends
+
+
 async def read(
     settings: Settings,
     starts: Mapping[Position, int | None],
     handle: Callable[[Sequence[Raw]], Awaitable[None]],
     superseded: Callable[[], bool] = never,
+    tell: Callable[[Mapping[Position, int]], None] = untold,
 ) -> bool:
     """Reads partitions from offsets (None = the first kept) to the end they have now; False where superseded before.
 
-    Raises DataLost.
+    `tell` is told the ends. Raises DataLost.
     """
     reader = Reader(settings, NAME)
     try:
         offsets = {at: OFFSET_BEGINNING if offset is None else offset for at, offset in starts.items()}
         await asyncio.to_thread(reader.assign, offsets)
         ends = await asyncio.to_thread(reader.ends)
+        tell(ends)
         while not reader.reached(ends):
             if superseded():
                 return False

@@ -164,11 +164,13 @@ def test_a_grace_begun_before_a_crash_ends_without_new_input(
     each_settings: Settings, producer: Producer
 ) -> None:  # SP-27
     with running(each_settings, Policy(grace_s=3600)):
-        producer.send(batch(llm("s1", [1], [2], parent="s0"), begin=True, end=end(span_count=1)))
+        spans = [llm("s1", [1], [2], parent="s0"), span("s2", "s1", seq=2), span("s3", "s1", seq=3)]
+        producer.send(batch(*spans, begin=True, end=end(span_count=3)))
         producer.flush()
         all_of(each_settings, ATTEMPTS, lambda r: len(r) >= 2)
     with running(each_settings):
-        assert trajectories(each_settings, lambda t: "at-1" in t)["at-1"].flags == ["orphaned", "unrewarded"]
+        found = trajectories(each_settings, lambda t: "at-1" in t)["at-1"]
+        assert (found.span_count, found.flags) == (3, ["orphaned", "unrewarded"])
 
 
 def test_bad_records_are_quarantined_and_the_stream_goes_on(

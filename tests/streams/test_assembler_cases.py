@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from dataclasses import replace
 
 import pytest
 from events import Bench, batch, end, llm, rew, span, span_id
 
 from spanloop.schemas.packed import unpack_ids
-from spanloop.schemas.records import AttemptContext, EndStatus, SpanBatch, Trajectory, Usage
+from spanloop.schemas.records import AttemptContext, EndStatus, SpanBatch, Trajectory, Usage, VersionRun
 from spanloop.schemas.semconv import AGENT
+from spanloop.schemas.topics import key_of
 from spanloop.streams.assembly import AssemblyRules
 from spanloop.streams.messages import Late, Policy, Reread
 
@@ -181,3 +184,85 @@ def test_a_reward_event_sent_twice_is_one_event() -> None:  # CA-9
     assert ([c.credit for c in found.calls], len(found.rewards), found.revision) == ([0.3], 1, 2)
     bench.give(rew(0.3, "s1"))
     assert (len(bench.trajectories()), bench.committable()) == (1, {"spans": 2, "rewards": 3})
+
+
+def test_a_step_reward_on_one_agent_never_reaches_the_other() -> None:  # SP-10; the trainer's selection filters agents
+    agents = [span("write", attrs={AGENT: "write"}), span("check", attrs={AGENT: "check"}, seq=1)]
+    calls = [llm("w", [1], [2], parent="write", seq=2), llm("c", [5], [6], parent="check", seq=3, start=300)]
+    for target in ("check", "c"):
+        bench = Bench()
+        rewards = (rew(0.5, target), rew(1.0, rid="rw-2"))
+        bench.give(batch(*agents, *calls, begin=True), *rewards, batch(end=end(mode="sum")))
+        found = {c.agent_path: (c.step_reward, c.credit) for c in bench.last().calls}
+        assert found == {"write": (None, 1.0), "check": (0.5, 1.5)}
+        kept = [row for row in bench.last().rows if re.fullmatch(r"^(?!.*check).*$", row.agent_path)]
+        assert [unpack_ids(row.token_ids) for row in kept] == [[1, 2]]
+
+
+def test_a_message_without_a_role_costs_nobody_the_trajectory() -> None:  # SP-11
+    messages = [
+        {"role": "user", "content": "q"},
+        {"tool_calls": [{"id": "c1"}]},
+        {"tool_call_id": "c1", "content": "r"},
+        {"content": "?"},
+    ]
+    called = llm("s1", [1], [2])
+    assert called.call is not None
+    called = replace(called, call=replace(called.call, request=json.dumps({"messages": messages})))
+    bench = Bench()
+    bench.give(batch(called, begin=True), rew(1.0), batch(end=end()))
+    assert (ids(bench.last()), bench.last().final_reward, bench.last().flags) == ([[1, 2]], 1.0, [])
+
+
+def test_one_answer_under_three_versions_is_one_row_with_their_borders() -> None:  # SP-18
+    runs = [VersionRun(2, 0, 2), VersionRun(4, 2, 4), VersionRun(6, 4, 12)]
+    call = llm("s1", [7], range(12), policy_versions=runs, finish_reason="length")
+    bench = Bench()
+    bench.give(batch(call, begin=True), rew(1.0), batch(end=end()))
+    (row,) = bench.last().rows
+    assert (bench.last().calls[0].policy_versions, sum(row.mask)) == (runs, 12)
+    assert [(v.version, v.start, v.end) for v in row.policy_versions] == [(2, 1, 3), (4, 3, 5), (6, 5, 13)]
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_calls_of_two_producers_are_in_the_order_of_their_prompts_not_of_their_offsets(delayed: bool) -> None:  # BR-10
+    bench = Bench(Policy(grace_s=5))
+    tool = batch(span("root", None, 0, 900), span("t1", "root", 250, 260, seq=1), producer="agent", begin=True)
+    marker = batch(producer="agent", end=end(span_count=2))
+    first = batch(llm("s1", [1], [2], parent="root", start=100, seq=1), producer="gateway")
+    second = batch(llm("s2", [1, 2, 3], [4], parent="root", start=50, seq=2), producer="gateway")
+    if delayed:  # 3 s behind, and the later call first
+        bench.give(tool, marker)
+        bench.wait(3)
+        bench.give(second, first)
+    else:
+        bench.give(tool, first, second, marker)
+    found = bench.last()
+    assert [c.span_id for c in found.calls] == [span_id("s1"), span_id("s2")]
+    assert (ids(found), found.span_count) == ([[1, 2, 3, 4]], 4)
+    assert found.flags == ["unrewarded"]
+
+
+def test_one_call_and_nine_get_the_same_reward_each() -> None:  # CA-14; how much each weighs is the trainer's
+    bench = Bench()
+    for attempt, turns in (("at-1", 1), ("at-9", 9)):
+        calls = [llm(f"{attempt}{k}", [7] * (2 * k + 1), [7], seq=k) for k in range(turns)]
+        bench.give(batch(*calls, attempt=attempt, begin=True, end=end()))
+        bench.give(rew(1.0, rid=attempt, attempt=attempt))
+    assert [c.credit for c in bench.last("at-1").calls] == [1.0]
+    assert [c.credit for c in bench.last("at-9").calls] == [1.0] * 9
+    assert [sum(bench.last(a).rows[0].mask) for a in ("at-1", "at-9")] == [1, 9]
+
+
+def test_a_late_reward_and_its_revision_take_the_keys_of_the_spans_and_of_the_first_trajectory() -> None:  # CH-14
+    bench = Bench()
+    spans, late = batch(llm("s1", [1], [2]), begin=True, end=end()), rew(1.0, created=86_400_000)
+    bench.give(spans)
+    bench.wait(86_400)
+    bench.give(late)
+    bench.assembler.restore(replace(bench.message(spans), offset=0))
+    bench.out += bench.assembler.restored("at-1", bench.now)
+    first, second = bench.trajectories()
+    assert ((first.revision, first.final_reward), (second.revision, second.final_reward)) == ((1, None), (2, 1.0))
+    assert key_of(late) == key_of(spans)  # so one assembler has both, however many partitions there are
+    assert key_of(first) == key_of(second)
