@@ -174,4 +174,5 @@ def recover_cancels(state: ControllerState) -> None:
     """Goes on cancelling what had been taken in when the order came, once all open rollouts are known."""
     for run_id, cancelling in state.cancelling.items():
         run = state.run_of(run_id)
-        cancelling.waiting.extend(r for r in run.open if state.live[r].taken_ns <= run.cancel_ns)
+        left = (state.live[r] for r in run.open)
+        cancelling.waiting.extend(x.id for x in left if x.taken_ns <= run.cancel_ns and x.closing != "cancelled")

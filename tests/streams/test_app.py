@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from random import randbytes
 
 import pytest
@@ -239,6 +240,39 @@ def test_records_removed_before_they_were_read_are_an_error(embedded_settings: S
     sent.close()
     with pytest.raises(DataLost, match="assembler"):
         AssemblerService(embedded_settings).run(threading.Event())
+
+
+def test_a_commit_that_a_rebalance_overtook_is_made_again_and_nothing_is_emitted_twice(
+    each_settings: Settings, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # BR-8
+    stop, service, answers = threading.Event(), AssemblerService(each_settings), list[bool]()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(service.run, stop)
+        try:
+            wait_for(lambda: service.app is not None and service.app.is_ready)
+            assert service.app is not None
+            consumer = service.app.consumer
+            real: Callable[[object], Awaitable[bool]] = attrgetter("_commit")(consumer)
+
+            async def overtaken(offsets: object) -> bool:
+                if not answers:  # the broker answers ILLEGAL_GENERATION
+                    attrgetter("_thread._consumer._coordinator")(consumer).generation += 1000
+                answers.append(await real(offsets))
+                return answers[-1]
+
+            monkeypatch.setattr(consumer, "_commit", overtaken)
+            producer.send(batch(llm("s1", [1], [2]), begin=True, end=end(span_count=1)))
+            producer.flush()
+            wait_for(lambda: committed(each_settings, SPANS) == 1)
+            producer.send(batch(llm("s2", [1], [2]), attempt="at-2", begin=True, end=end(span_count=1)))
+            producer.flush()
+            wait_for(lambda: committed(each_settings, SPANS) == 2)
+        finally:
+            stop.set()
+            done.result(DEADLINE_S)
+    assert (answers[0], answers[-1]) == (False, True)
+    found = all_of(each_settings, TRAJECTORIES, lambda r: len(r) >= 2)
+    assert len({(t.attempt_id, t.revision, t.input_digest) for t in found if isinstance(t, Trajectory)}) == 2
 
 
 def test_the_faust_command_runs_it_and_a_signal_ends_it(each_settings: Settings, producer: Producer) -> None:

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from controller_rig import TASK, Play, limits
 
-from spanloop.schemas.records import Assignment, Attempt, SpanBatch, Task, Worker
+from spanloop.schemas import orders
+from spanloop.schemas.records import Assignment, Attempt, Limits, Rollout, SpanBatch, Task, Worker
 from spanloop.streams.controller import Refused
+from spanloop.streams.controller_orders import CANCELS_A_TICK, why_refused
 
 
 def test_a_rollout_cancelled_in_the_queue_gets_an_empty_final_attempt() -> None:
@@ -136,3 +138,102 @@ def test_after_a_restart_what_was_queued_is_given_out_and_what_was_final_is_know
     play.restart()
     play.do(TASK)
     assert [a.task.rollout_id for a in play.get(Assignment) if a.task] == ["ro-2"]
+
+
+def test_an_order_for_a_run_holds_for_what_comes_later_and_outlives_a_restart() -> None:
+    play = Play()
+    play.do(orders.pause_run("run"))
+    play.do(TASK, Task("ro-other", "other"))
+    assert [a.task.rollout_id for a in play.get(Assignment) if a.task] == ["ro-other"]
+    play.restart()
+    assert play.do() == []
+    play.do(orders.resume_run("run"))
+    assert [a.task.rollout_id for a in play.get(Assignment) if a.task] == ["ro-1"]
+    assert play.rollouts["order/run/run"].final
+
+
+def test_a_run_has_no_more_attempts_out_than_its_bound_until_that_is_lifted() -> None:
+    play = Play()
+    tasks = [replace(TASK, rollout_id=f"ro-{i}", limits=Limits(run_concurrency=2)) for i in range(1, 5)]
+    play.do(*tasks)
+    assert len(play.get(Assignment)) == 2
+    assert len([r for r in play.get(Rollout) if r.status == "order"]) == 1
+    play.restart()
+    play.do(Task("ro-5", "run"))
+    assert play.get(Assignment) == []
+    play.end("at-1")
+    assert len(play.get(Assignment)) == 1
+    play.do(orders.limit_run("run", None))
+    assert len(play.get(Assignment)) == 2  # the worker's other slots
+    assert play.rollouts["order/run/run"].final
+
+
+def test_what_another_run_may_have_is_not_touched_by_a_bound() -> None:
+    play = Play()
+    play.do(orders.limit_run("run", 1), TASK, replace(TASK, rollout_id="ro-2"), Task("a", "other"), Task("b", "other"))
+    assert sorted(a.task.rollout_id for a in play.get(Assignment) if a.task) == ["a", "b", "ro-1"]
+
+
+@pytest.mark.parametrize("target", ["wo-1", "desk", "*"])
+def test_a_drained_worker_ends_what_it_has_and_gets_no_more(target: str) -> None:
+    play = Play()
+    desk = Worker("wo-1", "desk", slots=4)
+    play.do(desk, TASK)
+    play.do(orders.drain(target, "maintenance"), replace(TASK, rollout_id="ro-2"))
+    assert play.get(Assignment) == []
+    play.begin("at-1")
+    play.end("at-1")
+    assert play.rollout.status == "succeeded"
+    play.restart()
+    assert [r for r in play.do(desk) if isinstance(r, Assignment)] == []
+    play.do(orders.undrain(target))
+    assert [a.task.rollout_id for a in play.get(Assignment) if a.task] == ["ro-2"]
+
+
+def test_a_worker_that_says_it_is_draining_gets_no_more_and_keeps_what_it_has() -> None:
+    play = Play()
+    play.do(TASK)
+    play.begin("at-1")
+    play.do(Worker("wo-1", slots=4, running=["at-1"], draining=True), replace(TASK, rollout_id="ro-2"))
+    assert play.get(Assignment) == []
+    play.end("at-1")
+    assert play.rollout.status == "succeeded"
+    play.beat()
+    assert len(play.get(Assignment)) == 1
+
+
+def test_an_order_about_a_worker_goes_with_it() -> None:
+    play = Play()
+    play.do(orders.drain("wo-1"))
+    play.do(Worker("wo-1", alive=False))
+    assert play.state.drained == set()
+    assert play.rollouts["order/worker/wo-1"].final
+
+
+def test_a_large_run_is_cancelled_over_several_ticks_and_across_a_restart_but_not_what_came_after() -> None:
+    play = Play()
+    play.do(Worker("wo-1", alive=False))
+    play.do(*(Task(f"ro-{i}", "run") for i in range(CANCELS_A_TICK + 500)))
+    play.do(orders.cancel_run("run", "a mistake"), Task("ro-after", "run"))
+    assert len(play.get(SpanBatch)) == CANCELS_A_TICK
+    play.restart()
+    play.do()
+    cancelled = {r.rollout_id for r in play.rollouts.values() if r.closing == "cancelled" and r.status != "order"}
+    assert len(cancelled) == CANCELS_A_TICK + 500
+    assert "ro-after" not in cancelled
+    assert play.rollouts["order/run/run"].final
+    play.do(Worker("wo-1", slots=1))
+    assert [a.task.rollout_id for a in play.get(Assignment) if a.task] == ["ro-after"]
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Task("order/run/run", "run"), "kept for orders"),
+        (orders.limit_run("run", 0), "at least 1"),
+        (replace(orders.limit_run("run", 3), rollout_id="ro-1"), "whole run"),
+    ],
+)
+def test_an_order_that_cannot_be_obeyed_is_refused_with_its_reason(task: Task, said: str) -> None:
+    assert said in (why_refused(task) or "")
+    assert why_refused(TASK) is None
