@@ -173,3 +173,43 @@ def test_kills_at_random_points_change_no_last_revision(kafka_settings: Settings
     events = [r for _, _, r in read_all(kafka_settings, ATTEMPTS.name) if isinstance(r, Attempt)]
     assert {e.attempt_id for e in events if e.status == "ended"} == expected.keys()
     assert {e.attempt_id for e in events if e.status == "running"} == expected.keys()
+
+
+def ten_spans_each(attempts: int, beside: int) -> list[SpanBatch | Reward]:
+    """A log of attempts of ten spans, a record each; `beside` of them are open at a time."""
+    out: list[SpanBatch | Reward] = []
+    for start in range(0, attempts, beside):
+        for k in range(10):
+            for i in range(start, start + beside):
+                made = span(f"{i}root") if k == 0 else llm(f"{i}-{k}", [7] * (2 * k), [7], parent=f"{i}root", seq=k)
+                marker = end(span_count=10) if k == 9 else None
+                out.append(batch(made, rollout=f"ro-{i}", attempt=f"at-{i}", begin=k == 0, end=marker))
+    return out
+
+
+@pytest.mark.timeout(600)
+def test_a_worker_killed_in_the_middle_and_a_third_one_change_no_output(kafka_settings: Settings) -> None:  # SP-21
+    log, producer = ten_spans_each(200, beside=20), Producer(kafka_settings, "feeder")
+    positions = [(t.name, p) for t in (SPANS, REWARDS) for p in range(kafka_settings.partitions)]
+    with assembler(kafka_settings) as first, assembler(kafka_settings):
+        for record in log[:900]:
+            producer.send(record)
+        producer.flush()
+        wait_for(lambda: len(last_revisions(kafka_settings)) == 80, "the first 900 spans end 80 attempts")
+        first.kill()
+        for record in log[900:]:
+            producer.send(record)
+        producer.close()
+        with assembler(kafka_settings):
+            expected = undisturbed(kafka_settings)
+            wait_for(lambda: last_revisions(kafka_settings) == expected, "not the output of a single worker")
+            ends = dict.fromkeys(positions, 0)
+            for partition, offset, _ in read_all(kafka_settings, SPANS.name):
+                ends[SPANS.name, partition] = max(ends[SPANS.name, partition], offset + 1)
+            wait_for(lambda: committed_offsets(kafka_settings, "assembler", positions) == ends, "offsets are held")
+    assert len(expected) == 200
+    contents: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for _, _, found in read_all(kafka_settings, TRAJECTORIES.name):
+        assert isinstance(found, Trajectory)
+        contents[found.attempt_id, found.revision].add(repr(found))
+    assert {key: len(same) for key, same in contents.items()} == {(f"at-{i}", 10): 1 for i in range(200)}
