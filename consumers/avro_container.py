@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 MAGIC = b"Obj\x01"
 # Any 16 bytes do; a constant makes equal batches equal bytes.
@@ -30,9 +30,10 @@ class Container:
     def block(self, records: Iterable[tuple[int, int, bytes]]) -> bytes:
         """Blocks for (partition, offset, body) records."""
         parts: list[bytes] = []
+        sync = self._sync
         for partition, offset, body in records:
-            lineage = zigzag(partition) + zigzag(offset)
-            parts += (ONE, zigzag(len(lineage) + len(body)), lineage, body, self._sync)
+            lineage = _again(partition) + (LOW[offset & 63] + _rest(offset >> 6) if offset > 63 else zigzag(offset))
+            parts += (ONE, _again(len(lineage) + len(body)), lineage, body, sync)
         return b"".join(parts)
 
 
@@ -48,10 +49,20 @@ def header(writer_schema: str, sync: bytes) -> bytes:
 
 def zigzag(number: int) -> bytes:
     """An Avro int or long."""
-    rest = number << 1 ^ number >> 63
+    return _varint(number << 1 ^ number >> 63)
+
+
+def _varint(rest: int) -> bytes:
     out = bytearray()
     while rest > 127:
         out.append(rest & 127 | 128)
         rest >>= 7
     out.append(rest)
     return bytes(out)
+
+
+# Spelling numbers out is most of what a small record costs here. Partitions and lengths come again and again, and of an
+# offset all but the first byte is that of its 63 neighbours.
+_again = lru_cache(1 << 16)(zigzag)
+_rest = lru_cache(1 << 12)(_varint)
+LOW = [bytes([number << 1 | 128]) for number in range(64)]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from ..infra.kafka import Message, Position
 from ..schemas.errors import InvalidRecord
-from ..schemas.serde import fingerprint, split
+from ..schemas.serde import HEADER, fingerprint, split
 from .avro_container import Container
 
-# ClickHouse holds a batch several times over while it takes it in.
-MAX_INSERT_BYTES = 64 << 20
+# ClickHouse holds a batch several times over while it takes it in; several are on their way at once.
+MAX_INSERT_BYTES = 16 << 20
 Row = tuple[Message, bytes]  # a message and its body
+Read = Mapping[Position, range]
+"""Offsets of each partition that were read, those that held no record among them."""
 Refused = tuple[Message, InvalidRecord]
 WriterOf = Callable[["int | str"], str]
 
@@ -54,8 +57,7 @@ class Portion:
 
     topic: str
     partition: int
-    first: int
-    last: int
+    read: range
     records: int
     refused: dict[int, Refused] = field(default_factory=dict[int, "Refused"])
     tombstones: list[Message] = field(default_factory=list[Message])
@@ -68,13 +70,24 @@ class Batches:
     Small batches cost ClickHouse much more than their rows do, so one insert takes a topic's partitions together.
     """
 
-    def __init__(self, messages: Sequence[Message], writer_of: WriterOf) -> None:
-        """writer_of: schema id or GUID -> schema JSON; may raise InvalidRecord, and Unavailable, which passes."""
+    def __init__(self, messages: Iterable[Message], writer_of: WriterOf, read: Read | None = None) -> None:
+        """writer_of: schema id or GUID -> schema JSON; may raise InvalidRecord, and Unavailable, which passes.
+
+        read: what is to be logged as read; without it, from each partition's first record to its last one.
+        """
         self.portions: dict[Position, Portion] = {}
         self._rows: dict[tuple[str, str], list[Row]] = {}
         ask = _once(writer_of)
-        for m in sorted(messages, key=lambda m: (m.topic, m.partition, m.offset)):
-            self._sort(m, ask)
+        held: dict[Position, list[Message]] = {position: [] for position in read or ()}
+        for m in messages:
+            held.setdefault((m.topic, m.partition), []).append(m)
+        for position in sorted(held):
+            found = sorted(held[position], key=attrgetter("offset"))
+            offsets = read[position] if read else range(found[0].offset, found[-1].offset + 1)
+            if not offsets:
+                continue
+            self.portions[position] = portion = Portion(*position, offsets, len(found))
+            self._sort(portion, found, ask)
 
     def inserts(self) -> Iterator[InsertBatch]:
         """Batches of bounded size."""
@@ -91,18 +104,24 @@ class Batches:
         for partition in {m.partition for m, _ in batch.rows}:
             self.portions[batch.topic, partition].tokens.append(token)
 
-    def _sort(self, m: Message, writer_of: WriterOf) -> None:
-        portion = self.portions.setdefault((m.topic, m.partition), Portion(m.topic, m.partition, m.offset, m.offset, 0))
-        portion.last = m.offset
-        portion.records += 1
-        if m.value is None:
-            portion.tombstones.append(m)
-            return
-        try:
-            schema_id, body = split(m.value, m.headers)
-            self._rows.setdefault((m.topic, writer_of(schema_id)), []).append((m, body))
-        except InvalidRecord as error:
-            self.refuse(m, error)
+    def _sort(self, portion: Portion, messages: Sequence[Message], writer_of: WriterOf) -> None:
+        by_frame: dict[bytes, list[Row]] = {}  # most records of a partition have one and the same schema id
+        for m in messages:
+            value = m.value
+            if value is None:
+                portion.tombstones.append(m)
+            elif not m.headers and (rows := by_frame.get(value[: HEADER.size])) is not None:
+                rows.append((m, value[HEADER.size :]))
+            else:
+                try:
+                    schema_id, body = split(value, m.headers)
+                    rows = self._rows.setdefault((portion.topic, writer_of(schema_id)), [])
+                except InvalidRecord as error:
+                    self.refuse(m, error)
+                    continue
+                rows.append((m, body))
+                if len(body) < len(value):
+                    by_frame[value[: HEADER.size]] = rows
 
 
 def _cut(rows: list[Row]) -> Iterator[list[Row]]:

@@ -1,6 +1,8 @@
 """Consume, batch, process, commit: the loop under every consumer.
 
 Offsets are committed only after `process` has returned, so that a record may be processed twice but never not at all.
+`process` is told which offsets were read, without a gap from call to call and from member to member: offsets that held
+no record (transaction markers, what was compacted) are named in it like the others.
 While the destination is away (Unavailable) the partitions are paused and polled on, which keeps the group's membership.
 """
 
@@ -38,6 +40,7 @@ class Source(Protocol):
     def positions(self) -> Mapping[Position, int]: ...
     def poll(self, max_records: int = ..., timeout_s: float = ...) -> list[Message]: ...
     def commit(self, offsets: Mapping[Position, int]) -> None: ...
+    def committed(self) -> dict[Position, int]: ...
     def assignment(self) -> list[Position]: ...
     def pause(self, positions: Iterable[Position]) -> None: ...
     def resume(self, positions: Iterable[Position]) -> None: ...
@@ -45,7 +48,8 @@ class Source(Protocol):
 
 
 OnRevoke = Callable[[list[Position]], None]
-Process = Callable[[Sequence[Message]], None]
+Read = Mapping[Position, range]
+Process = Callable[[Sequence[Message], Read], None]
 
 
 class Pump:
@@ -65,6 +69,7 @@ class Pump:
         self._held: list[Message] = []
         self._bytes = 0
         self._since_s = 0.0
+        self._next: dict[Position, int] = {}  # of what is held, the first offset not yet processed, by partition
         self._committed: dict[Position, int] = {}
         self._idle_since_s = self._clock.steady_s()
         self._source = open_source(self._revoked)
@@ -101,8 +106,7 @@ class Pump:
         paused = False
         while self._held:
             try:
-                self._process(self._held)
-                self._commit()
+                self._hand_on(self._ends())
                 break
             except Unavailable as error:
                 if not paused:
@@ -120,16 +124,39 @@ class Pump:
     def _pass_markers(self) -> None:
         """Commits past transaction markers, which come as no message: else a lag of one would stay for ever."""
         now_s = self._clock.steady_s()
-        if now_s - self._idle_since_s >= self._policy.max_wait_s:
-            self._idle_since_s = now_s
-            passed = {p: o for p, o in self._source.positions.items() if o > self._committed.get(p, o)}
-            if passed:
-                self._send(passed)
+        if now_s - self._idle_since_s < self._policy.max_wait_s:
+            return
+        self._idle_since_s = now_s
+        passed = {p: o for p, o in self._source.positions.items() if o > self._committed.get(p, o)}
+        if passed:
+            try:
+                self._hand_on(passed)
+            except Unavailable as error:  # nothing is held, so it can wait
+                log.debug("not passed: %s", error)
 
-    def _commit(self) -> None:
-        offsets = {(m.topic, m.partition): m.offset + 1 for m in self._held}
+    def _ends(self) -> dict[Position, int]:
+        """The next offset of each partition of which something is held."""
+        ends = {(m.topic, m.partition): m.offset + 1 for m in self._held}
+        return {p: max(o, self._source.positions.get(p, 0)) for p, o in ends.items()}
+
+    def _hand_on(self, ends: dict[Position, int]) -> None:
+        """Processes what is held of partitions, up to their `ends`, then commits them."""
+        starts = self._starts(ends)
+        self._process(self._held, {p: range(starts[p], end) for p, end in ends.items()})
         self._drop(lambda _: False)
-        self._send(offsets)
+        self._next |= ends
+        self._send(ends)
+
+    def _starts(self, ends: Mapping[Position, int]) -> dict[Position, int]:
+        """Where reading began: behind what this member processed, else at what the group has committed."""
+        starts: dict[Position, int] = {}
+        for m in reversed(self._held):
+            starts[m.topic, m.partition] = m.offset
+        known = dict(self._next)
+        if ends.keys() - known.keys():
+            known = {p: o for p, o in self._source.committed().items() if o >= 0} | known
+        # never after the first record: someone may have set the group's offsets meanwhile
+        return {p: min(known.get(p, end), starts.get(p, end)) for p, end in ends.items()}
 
     def _send(self, offsets: Mapping[Position, int]) -> None:
         try:
@@ -142,6 +169,7 @@ class Pump:
         """What is held of partitions taken away is dropped: their next owner reads it from the committed offset."""
         gone = set(positions)
         self._committed = {p: o for p, o in self._committed.items() if p not in gone}
+        self._next = {p: o for p, o in self._next.items() if p not in gone}
         self._drop(lambda m: (m.topic, m.partition) not in gone)
 
     def _drop(self, keep: Callable[[Message], bool]) -> None:

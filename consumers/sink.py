@@ -13,14 +13,16 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any, TypeVar
 
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from ..infra import process
+from ..infra import process, telemetry
 from ..infra.clickhouse import connect
-from ..infra.clickhouse_client import Client, code_of
+from ..infra.clickhouse_client import Client, code_of, is_memory
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Member, Message
 from ..infra.landing import Landings
@@ -31,14 +33,20 @@ from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, InvalidRecord, Unavailable
 from ..schemas.serde import Decoder, SchemaLookup
 from ..schemas.topics import TOPICS
-from .batches import Batches, InsertBatch, Portion
-from .pump import Pump, PumpPolicy
+from .batches import Batches, InsertBatch, Portion, Read
+from .pump import OnRevoke, Pump, PumpPolicy
+from .sink_figures import SinkFigures
 
 log = logging.getLogger(__name__)
 
 GROUP = "sink"
 SINK_TOPICS = tuple(TOPICS.values())
 RETRY_S = 0.5
+# An insert is a few seconds' work at most. One that hangs is given up in time for the group, which a member leaves that
+# has not polled for five minutes.
+INSERT_TIMEOUT_S = 60
+# ClickHouse reads and sorts a batch with one thread; two at once keep two cores busy and the network between them.
+INSERTS_AT_ONCE = 2
 # Block sizes decide how a batch is cut into blocks, and a block's token says which block of the batch it is: with other
 # sizes at the second try its rows would be taken for new ones.
 INSERT_SETTINGS: dict[str, Any] = {
@@ -49,6 +57,7 @@ INSERT_SETTINGS: dict[str, Any] = {
     "min_insert_block_size_rows": 1_048_576,
     "min_insert_block_size_bytes": 268_435_456,
     "max_partitions_per_insert_block": 0,  # clocks of producers may say anything; that refuses no batch
+    "optimize_on_insert": 0,  # merging a block with itself costs a third of its insert, and the views do it anyway
 }
 # Codes that say that tables, rights or statements are wrong, not a record: no record is refused for them.
 STRUCTURAL = {"10", "16", "47", "48", "60", "62", "81", "115", "164", "192", "193", "194", "497", "516"}
@@ -59,37 +68,55 @@ class Sink:
     """Writes batches of messages. `write` raises Unavailable, to be tried again, and TooManyDeadLetters."""
 
     def __init__(
-        self, client: Client, lookup: SchemaLookup, quarantine: Quarantine, clock: Clock | None = None
+        self,
+        client: Client,
+        lookup: SchemaLookup,
+        quarantine: Quarantine,
+        *,
+        clock: Clock | None = None,
+        figures: SinkFigures | None = None,
     ) -> None:
         self._client = client
         self._decoder = Decoder(lookup)
         self._quarantine = quarantine
         self._landings = Landings(client)
         self._clock = clock or SystemClock()
+        self._figures = figures or SinkFigures()
 
-    def write(self, messages: Sequence[Message]) -> None:
-        """Stores messages of any topics and partitions; each partition's in offset order."""
-        batches = Batches(messages, self._decoder.writer)
-        for batch in batches.inserts():
-            self._insert(batches, batch)
-        done = list(batches.portions.values())
-        for portion in done:
+    def write(self, messages: Sequence[Message], read: Read | None = None) -> None:
+        """Stores messages of any topics and partitions. `read`: which offsets of each, for the audit."""
+        batches = Batches(messages, self._decoder.writer, read)
+        with ThreadPoolExecutor(INSERTS_AT_ONCE) as threads:
+            for done in [threads.submit(self._insert, batches, *landed) for landed in self._landed(batches)]:
+                done.result()
+        portions = list(batches.portions.values())
+        for portion in portions:
             self._report(portion)
-        self._insert_rows("tombstones", [self._tombstone(m) for p in done for m in p.tombstones])
-        self._insert_rows("ingest_log", [self._logged(p) for p in done])
+        self._insert_rows("tombstones", [self._tombstone(m) for p in portions for m in p.tombstones])
+        self._insert_rows("ingest_log", [self._logged(p) for p in portions])
+        self._figures.stored(portions)
 
-    def _insert(self, batches: Batches, batch: InsertBatch) -> None:
+    def _landed(self, batches: Batches) -> Iterable[tuple[InsertBatch, str]]:
+        """Batches, each with its landing table; records whose schema cannot be landed are refused."""
+        for batch in batches.inserts():
+            try:
+                yield batch, self._landings.table(TOPICS[batch.topic], batch.writer_schema)
+            except InvalidRecord as error:
+                for message, _ in batch.rows:
+                    batches.refuse(message, error)
+
+    def _insert(self, batches: Batches, batch: InsertBatch, table: str) -> None:
         """Inserts a batch; one that is refused is halved until the records at fault are alone."""
-        token = batch.token
+        token, block = batch.token, batch.container()
         try:
-            table = self._landings.table(TOPICS[batch.topic], batch.writer_schema)
-            self._client.insert(
-                table, batch.container(), "Avro", INSERT_SETTINGS | {"insert_deduplication_token": token}
-            )
+            with self._figures.inserting(batch.topic, len(block)):
+                self._client.insert(table, block, "Avro", INSERT_SETTINGS | {"insert_deduplication_token": token})
             batches.stored(batch, token)
-        except InvalidRecord as error:  # a schema that cannot be landed
-            for message, _ in batch.rows:
-                batches.refuse(message, error)
+            return
+        except Unavailable as error:
+            if not is_memory(error) or len(batch.rows) == 1:
+                raise
+            log.warning("%s is inserted in halves: %s", token, error)
         except ClickHouseError as error:
             if code_of(error) in STRUCTURAL:
                 raise ConfigError(
@@ -98,20 +125,20 @@ class Sink:
             if len(batch.rows) == 1:
                 batches.refuse(batch.rows[0][0], InvalidRecord("insert_rejected", str(error)[:1000]))
                 return
-            for half in batch.halves():
-                self._insert(batches, half)
+        for half in batch.halves():
+            self._insert(batches, half, table)
 
     def _report(self, portion: Portion) -> None:
         """Dead letters in offset order, so that "too many in a row" means neighbours."""
         taken = portion.records - len(portion.refused)
-        last = portion.first - 1
+        last = portion.read.start - 1
         for offset, (message, error) in sorted(portion.refused.items()):
             if offset > last + 1:
                 self._quarantine.good()
             last = offset
             log.warning("%s[%d]@%d refused: %s", portion.topic, portion.partition, offset, error)
             self._quarantine.put(message, error)
-        if taken and last < portion.last:
+        if taken and last < portion.read.stop - 1:
             self._quarantine.good()
 
     def _insert_rows(self, table: str, rows: list[dict[str, Any]]) -> None:
@@ -130,17 +157,19 @@ class Sink:
 
     def _logged(self, portion: Portion) -> dict[str, Any]:
         quarantined, tombstones = len(portion.refused), len(portion.tombstones)
+        now_ns = self._clock.now_ns()
         return {
             "topic": portion.topic,
             "k_partition": portion.partition,
-            "first": portion.first,
-            "last": portion.last,
+            "first": portion.read.start,
+            "last": portion.read.stop - 1,
+            "flush": now_ns,
             "records": portion.records,
             "rows": portion.records - quarantined - tombstones,
             "quarantined": quarantined,
             "tombstones": tombstones,
             "tokens": portion.tokens,
-            "at": self._clock.now_ns() / 1e9,
+            "at": now_ns / 1e9,
         }
 
 
@@ -154,22 +183,22 @@ class SinkService:
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Raises DataLost, TooManyDeadLetters, ConfigError."""
         settings = self._settings
-        client = _reach(lambda: connect(settings), stop)
-        producer = _reach(lambda: Producer(settings, GROUP), stop)
-        if client is None or producer is None:
-            return
-        registry = Registry(settings.registry_url)
-        sink = Sink(client, registry, Quarantine(producer, GROUP, settings.dlq_limit))
-        try:
-            Pump(
-                lambda revoked: Member(settings, GROUP, SINK_TOPICS, on_revoke=revoked),
-                sink.write,
-                self._policy,
-            ).run(stop)
-        finally:
-            producer.close()
-            registry.close()
-            client.close()
+        with ExitStack() as stack:
+            if (client := _reach(lambda: connect(settings, timeout_s=INSERT_TIMEOUT_S), stop)) is None:
+                return
+            stack.callback(client.close)
+            if (producer := _reach(lambda: Producer(settings, GROUP), stop)) is None:
+                return
+            stack.callback(producer.close)
+            registry = stack.enter_context(closing(Registry(settings.registry_url)))
+            figures = SinkFigures(telemetry.meter(settings, "sink"))
+            stack.callback(figures.close)
+            sink = Sink(client, registry, Quarantine(producer, GROUP, settings.dlq_limit), figures=figures)
+
+            def join(revoked: OnRevoke) -> Member:
+                return figures.watch(Member(settings, GROUP, SINK_TOPICS, on_revoke=revoked))
+
+            Pump(join, sink.write, self._policy).run(stop)
 
 
 def _reach(open_it: Callable[[], T], stop: threading.Event) -> T | None:

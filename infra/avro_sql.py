@@ -10,7 +10,7 @@ ClickHouse reads such columns from Avro as they are; any other union, and a reco
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from ..schemas.errors import InvalidRecord
@@ -70,12 +70,20 @@ class Schema:
 
     def field(self, record: Json, name: str) -> Json | None:
         """A record's field by name, None where it has none."""
-        inner = self._record(record)
-        return next((f for f in inner["fields"] if f["name"] == name), None)
+        return next((f for f in self.fields(record) if f["name"] == name), None)
+
+    def fields(self, record: Json) -> list[dict[str, Json]]:
+        """A record's fields; none of what is no record."""
+        return self._record(record)["fields"]
 
     def items(self, schema: Json) -> Json:
         """The element schema of an array."""
         return self.split_null(schema)[0]["items"]
+
+    def element(self, schema: Json) -> Json:
+        """The element schema of an array, whatever else it is itself."""
+        inner = self.split_null(schema)[0]
+        return inner["items"] if inner["type"] == "array" else schema
 
     def default(self, field: Json, rest: Sequence[str], path: str) -> str:
         """A field's default as a typed literal, or that of a field inside it. Raises InvalidRecord without one."""
@@ -144,6 +152,26 @@ def has(path: str, schema: Schema, elements: Mapping[str, str]) -> bool:
             return False
         at = schema.items(found["type"]) if depth == 0 and name in elements else found["type"]
     return True
+
+
+def foreign(writer: Schema, reader: Schema, elements: Iterable[str] = ()) -> Iterator[str]:
+    """Dotted paths of fields that only the writer has, outermost first; `elements`: arrays to look into."""
+    yield from _foreign(writer, writer.root, reader, reader.root, "", frozenset(elements))
+
+
+def _foreign(
+    writer: Schema, ours: Json, reader: Schema, theirs: Json, path: str, elements: frozenset[str]
+) -> Iterator[str]:
+    for field in writer.fields(ours):
+        name = f"{path}{field['name']}"
+        found = reader.field(theirs, field["name"])
+        if found is None:
+            yield name
+        elif name in elements:
+            items = writer.items(field["type"]), reader.items(found["type"])
+            yield from _foreign(writer, items[0], reader, items[1], f"{name}.", frozenset())
+        else:
+            yield from _foreign(writer, field["type"], reader, found["type"], f"{name}.", frozenset())
 
 
 def _need(schema: Schema, record: Json, name: str, path: str) -> Json:

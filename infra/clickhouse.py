@@ -1,4 +1,4 @@
-"""ClickHouse, a server or its embedded twin: clients, and the tables of `sql/000N_*.sql`.
+"""ClickHouse, a server or its embedded twin: clients, the tables of `sql/000N_*.sql`, the views of `sql/views.sql`.
 
 client = connect(settings)
 migrate(client, settings.clickhouse_database)
@@ -20,12 +20,17 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from ..schemas.errors import ConfigError
 from .clickhouse_client import Client, Driver, is_not_now, unavailable
+from .clickhouse_comments import comment_views
+from .masking import without_password
 from .settings import Settings
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 300
 DEFAULT_PORTS = {"http": 8123, "https": 8443}
 _get_client = cast("Callable[..., Driver]", clickhouse_connect.get_client)  # pyright: ignore[reportUnknownMemberType]
+SQL = files("spanloop.infra") / "sql"
+MIGRATION = re.compile(r"\d{4}_\w+\.sql")
+VIEWS, VIEWS_VERSION = "views.sql", 0
 STATEMENT_END = re.compile(r";[ \t]*\n")
 COMMENT = re.compile(r"^\s*--[^\n]*\n", re.M)
 VERSIONS = """
@@ -34,21 +39,22 @@ ENGINE = ReplacingMergeTree ORDER BY version
 """
 
 
-def connect(settings: Settings, *, readonly: bool = False) -> Client:
+def connect(settings: Settings, *, readonly: bool = False, timeout_s: int = READ_TIMEOUT_S) -> Client:
     """A client whose database is the settings'; the database need not exist yet.
 
-    readonly: for people's queries; nothing can be written and no setting changed. Raises Unavailable, ConfigError.
+    readonly: for people's queries; nothing can be written and no setting changed. timeout_s: how long a statement may
+    keep silent. Raises Unavailable, ConfigError.
     """
     url = urlsplit(settings.clickhouse_url)
     if url.scheme not in DEFAULT_PORTS or not url.hostname:
         raise ConfigError(
-            f"clickhouse_url is {settings.clickhouse_url!r}; expected http://user:password@host:port "
+            f"clickhouse_url is {without_password(settings.clickhouse_url)!r}; expected http://user:password@host:port "
             "(SPANLOOP_CLICKHOUSE_URL; `spanloop up` prints one)"
         )
     logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # its warnings repeat the exceptions it raises
     where = f"{url.hostname}:{_port(url)}"
     try:
-        driver = _driver(url, {"readonly": 1} if readonly else {})
+        driver = _driver(url, {"readonly": 1} if readonly else {}, timeout_s)
     except ClickHouseError as error:
         if is_not_now(error):
             raise unavailable(error, where) from error
@@ -57,7 +63,7 @@ def connect(settings: Settings, *, readonly: bool = False) -> Client:
     return Client(driver, where)
 
 
-def _driver(url: SplitResult, settings: dict[str, Any]) -> Driver:
+def _driver(url: SplitResult, settings: dict[str, Any], timeout_s: int) -> Driver:
     return _get_client(
         host=url.hostname,
         port=_port(url),
@@ -66,7 +72,7 @@ def _driver(url: SplitResult, settings: dict[str, Any]) -> Driver:
         secure=url.scheme == "https",
         autogenerate_session_id=False,  # a session would let only one query of a client run at a time
         connect_timeout=CONNECT_TIMEOUT_S,
-        send_receive_timeout=READ_TIMEOUT_S,
+        send_receive_timeout=timeout_s,
         settings=settings,
     )
 
@@ -87,24 +93,41 @@ def migrate(client: Client, database: str) -> list[str]:
     applied = {row["version"]: row for row in client.rows("SELECT * FROM migrations FINAL")}
     done: list[str] = []
     for name, text in migrations():
-        version, checksum = int(name[:4]), hashlib.sha256(text.encode()).hexdigest()
-        if (before := applied.get(version)) is not None:
-            _check(database, name, checksum, before["name"], before["checksum"])
+        if (before := applied.get(int(name[:4]))) is not None:
+            _check(database, name, _checksum(text), before["name"], before["checksum"])
             continue
-        for statement in statements(text):
-            client.command(statement)
-        client.command(
-            "INSERT INTO migrations (version, name, checksum) SELECT {v:UInt32}, {n:String}, {c:String}",
-            {"v": version, "n": name, "c": checksum},
-        )
+        _apply(client, int(name[:4]), name, text)
+        done.append(name)
+    name, text = views()
+    if done or VIEWS_VERSION not in applied or applied[VIEWS_VERSION]["checksum"] != _checksum(text):
+        _apply(client, VIEWS_VERSION, name, text)
+        comment_views(client)
         done.append(name)
     return done
 
 
+def _apply(client: Client, version: int, name: str, text: str) -> None:
+    for statement in statements(text):
+        client.command(statement)
+    client.command(
+        "INSERT INTO migrations (version, name, checksum) SELECT {v:UInt32}, {n:String}, {c:String}",
+        {"v": version, "n": name, "c": _checksum(text)},
+    )
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def migrations() -> Iterator[tuple[str, str]]:
     """(file name, text), in order."""
-    found = sorted((f.name, f) for f in (files("spanloop.infra") / "sql").iterdir() if f.name.endswith(".sql"))
+    found = sorted((f.name, f) for f in SQL.iterdir() if MIGRATION.fullmatch(f.name))
     return ((name, file.read_text("utf-8")) for name, file in found)
+
+
+def views() -> tuple[str, str]:
+    """(file name, text) of what views are now; they hold nothing, so they are made again whenever anything changed."""
+    return VIEWS, (SQL / VIEWS).read_text("utf-8")
 
 
 def statements(text: str) -> list[str]:

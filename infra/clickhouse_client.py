@@ -16,7 +16,8 @@ from ..schemas.errors import Unavailable
 
 # Answers that say "not now" rather than "not this": time-out, too many queries, network, memory, read-only table, too
 # many parts, keeper, shutting down. The same statement may succeed later.
-NOT_NOW = {"159", "202", "209", "210", "236", "241", "242", "252", "319", "394", "425", "999"}
+MEMORY = "241"
+NOT_NOW = {"159", "202", "209", "210", "236", MEMORY, "242", "252", "319", "394", "425", "999"}
 CODE = re.compile(r"Code: (\d+)")
 Parameters = Mapping[str, Any] | None
 
@@ -109,3 +110,9 @@ def is_not_now(error: ClickHouseError) -> bool:
     if code is None:
         return isinstance(error, OperationalError) or "HTTP status 5" in str(error)
     return code in NOT_NOW
+
+
+def is_memory(error: Unavailable) -> bool:
+    """True where ClickHouse lacked the memory for a statement: less of it may succeed at once."""
+    cause = error.__cause__
+    return isinstance(cause, ClickHouseError) and code_of(cause) == MEMORY

@@ -3,94 +3,31 @@
     Avro container ─▶ landing_spans_<fingerprint> (Null) ─▶ view ─▶ spans
                                                          └▶ view ─▶ ends
 
-One landing table per writer schema, made from that schema, so that old and new writers land side by side. Its name
-ends in a digest of its views: a new version of the code that selects otherwise gets a table of its own, and nothing
-that another process still writes to is ever dropped.
+One landing table per writer schema, made from that schema, so that old and new writers land side by side:
+
+    what the writer lacks                  the reader's default, as in Avro's own resolution
+    what only the writer has               JSON in `unknown_fields` by its path; left out inside other arrays and maps
+    a text or an attribute of over 1 MiB   cut, its length and SHA-256 in `capped` or beside the attribute
+
+The log holds everything whole. A table's name ends in a digest of its views: a new version of the code that selects
+otherwise gets a table of its own, and nothing that another process still writes to is ever dropped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..schemas.serde import fingerprint, schema_json
 from ..schemas.topics import Topic
-from .avro_sql import Schema, has, literal, quote, resolve
+from .avro_sql import Schema, foreign, has, literal, quote, resolve
 from .clickhouse_client import Client
+from .landing_targets import MADE, MAX_VALUE_BYTES, TARGETS, Target
 
-LINEAGE = {"k_partition": "Int32", "k_offset": "Int64"}
 PLACE = re.compile(r"\{([\w.]+)\}")
-NO_STRINGS: dict[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """How one table is filled from one topic.
-
-    A column takes the field of its name, or of its name with _ns, from the first of `paths` that has it; `columns`
-    says otherwise, as SQL with {paths}. explode: the array whose elements are the rows. where: which records.
-    """
-
-    table: str
-    paths: Sequence[str] = ("",)
-    columns: Mapping[str, str] = field(default_factory=lambda: NO_STRINGS)
-    explode: str = ""
-    where: str = ""
-
-
-SPANS = Target(
-    "spans",
-    ("", "spans", "spans.call", "spans.call.sampling"),
-    {
-        "duration_ns": "{spans.end_ns} - {spans.start_ns}",
-        "is_call": "isNotNull({spans.call.request})",
-        "policy_version": "if(empty({spans.call.policy_versions}), NULL, {spans.call.policy_versions}[1].version)",
-        "call_flags": "{spans.call.flags}",
-        "input_tokens": "{spans.call.usage.input}",
-        "cached_input_tokens": "{spans.call.usage.cached_input}",
-        "output_tokens": "{spans.call.usage.output}",
-        "reasoning_tokens": "{spans.call.usage.reasoning}",
-        "prompt_base_span_id": "{spans.call.prompt_base.span_id}",
-        "prompt_base_length": "{spans.call.prompt_base.length}",
-        "payload_uri": "{spans.call.payload.uri}",
-        "payload_sha256": "{spans.call.payload.sha256}",
-        "payload_bytes": "{spans.call.payload.bytes}",
-        # null values have no key in the map, nested ones are JSON text
-        "attributes": (
-            "CAST(JSONExtractKeysAndValues({spans.attributes}, 'String'), 'Map(LowCardinality(String), String)')"
-        ),
-    },
-    explode="spans",
-)
-ENDS = Target(
-    "ends",
-    ("", "end", "end.context"),
-    {"credit_mode": "{end.context.credit.mode}", "credit_gamma": "{end.context.credit.gamma}"},
-    where="isNotNull({end})",
-)
-TARGETS: dict[str, tuple[Target, ...]] = {
-    "tasks": (Target("tasks", ("", "limits"), {"credit_mode": "{credit.mode}", "credit_gamma": "{credit.gamma}"}),),
-    "assignments": (Target("assignments", ("", "task")),),
-    "workers": (Target("workers"),),
-    "spans": (SPANS, ENDS),
-    "rewards": (Target("rewards"),),
-    "attempts": (Target("attempts"),),
-    "rollouts": (Target("rollouts", ("", "task")),),
-    "assemblies": (Target("assemblies"),),
-    "trajectories": (
-        Target(
-            "trajectories",
-            ("", "context"),
-            {"credit_mode": "{context.credit.mode}", "credit_gamma": "{context.credit.gamma}"},
-        ),
-    ),
-    "batches": (Target("batches"),),
-    "decisions": (Target("decisions"),),
-    "resources": (Target("resources"),),
-    "dead-letters": (Target("dead_letters"),),
-}
+LINEAGE = {"k_partition": "Int32", "k_offset": "Int64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,28 +59,83 @@ def plan(topic: Topic, writer_schema: str, columns: Mapping[str, Mapping[str, st
 
 def select(target: Target, writer: Schema, reader: Schema, columns: Mapping[str, str]) -> str:
     """The query that turns landed records into a target's rows; {landing} stands for the landing table."""
-    explode = target.explode
-    elements = {explode: explode} if explode else {}
-    exploded: dict[str, str] = {}
+    places = _Places(target, writer, reader)
+    values = {
+        column: places.sql(target.columns.get(column) or _template(target, column, reader, places.elements))
+        for column in columns
+        if column not in MADE
+    }
+    texts = {column: values[column] for column in target.texts if column in values}
+    made = {"unknown_fields": places.unknown_fields(), "capped": places.capped(texts)}
+    values |= {column: _cut(value, is_text=column != "raw") for column, value in texts.items()}
+    parts = (f"  {_fitted(made.get(c) or values[c], kind)} AS {quote(c)}" for c, kind in columns.items())
+    query = "SELECT\n" + ",\n".join(parts) + "\nFROM {landing}" + places.joined()
+    return query + (f"\nWHERE {PLACE.sub(lambda m: _landed(places.of(m[1])), target.where)}" if target.where else "")
 
-    def place(path: str) -> str:
-        value = resolve(path, writer, reader, elements)
-        if not explode or not value.startswith(quote(explode) + "."):
+
+class _Places:
+    """Where a target finds the reader's fields in what the writer wrote."""
+
+    def __init__(self, target: Target, writer: Schema, reader: Schema) -> None:
+        self.elements = {target.explode: target.explode} if target.explode else {}
+        self._target = target
+        self._writer = writer
+        self._reader = reader
+        self._exploded: dict[str, str] = {}
+
+    def of(self, path: str) -> str:
+        """A field of the reader's."""
+        return self._leaf(resolve(path, self._writer, self._reader, self.elements))
+
+    def sql(self, template: str) -> str:
+        """A template with its {paths} filled in."""
+        return PLACE.sub(lambda m: self.of(m[1]), template)
+
+    def unknown_fields(self) -> str:
+        """A map of the fields that only the writer has."""
+        paths = [p for p in foreign(self._writer, self._reader, self.elements) if p.split(".")[0] != self._target.apart]
+        pairs = ", ".join(f"{literal(path)}, {self._json(path)}" for path in paths)
+        return f"map({pairs})" if pairs else f"CAST(map(), {literal(MADE['unknown_fields'])})"
+
+    def _json(self, path: str) -> str:
+        """A field of the writer's."""
+        value = self._own(self._leaf(".".join(quote(name) for name in path.split("."))))
+        return _cut(f"ifNull(toJSONString({value}), 'null')")
+
+    def capped(self, texts: Mapping[str, str]) -> str:
+        """Column -> (bytes, SHA-256) of texts that are too long; nearly always of none, which their lengths tell."""
+        kind = literal(MADE["capped"])
+        if not texts:
+            return f"CAST(map(), {kind})"
+        whole = {column: self._own(value) for column, value in texts.items()}
+        longest = f"arrayMax([{', '.join(f'ifNull(length({value}), 0)' for value in whole.values())}])"
+        marks = ", ".join(
+            f"({literal(column)}, (ifNull(length({value}), 0), lower(hex(SHA256(ifNull({value}, ''))))))"
+            for column, value in whole.items()
+        )
+        some = f"arrayFilter(x -> x.2.1 > {MAX_VALUE_BYTES}, [{marks}])"
+        return f"if({longest} > {MAX_VALUE_BYTES}, CAST({some}, {kind}), CAST(map(), {kind}))"
+
+    def joined(self) -> str:
+        """The clause that makes elements rows."""
+        if not self.elements:
+            return ""
+        return "\nARRAY JOIN\n" + ",\n".join(f"  {value} AS {name}" for value, name in self._exploded.items())
+
+    def _own(self, value: str) -> str:
+        """A value as it landed, where a column made of it may be called the same."""
+        return value if self.elements else _landed(value)
+
+    def _leaf(self, value: str) -> str:
+        if not self.elements or not value.startswith(quote(self._target.explode) + "."):
             return value
         # leaf by leaf: ClickHouse takes ten times as long to plan a view that takes the elements apart itself
-        return exploded.setdefault(value, quote(f"element_{len(exploded)}"))
+        return self._exploded.setdefault(value, quote(f"element_{len(self._exploded)}"))
 
-    def sql(template: str) -> str:
-        return PLACE.sub(lambda m: place(m[1]), template)
 
-    parts: list[str] = []
-    for column, kind in columns.items():
-        value = sql(target.columns.get(column) or _template(target, column, reader, elements))
-        parts.append(f"  {_fitted(value, kind)} AS {quote(column)}")
-    query = "SELECT\n" + ",\n".join(parts) + "\nFROM {landing}"
-    if explode:
-        query += "\nARRAY JOIN\n" + ",\n".join(f"  {value} AS {name}" for value, name in exploded.items())
-    return query + (f"\nWHERE {PLACE.sub(lambda m: _landed(place(m[1])), target.where)}" if target.where else "")
+def _cut(value: str, *, is_text: bool = True) -> str:
+    start = f"substring({value}, 1, {MAX_VALUE_BYTES})"
+    return f"if(length({value}) > {MAX_VALUE_BYTES}, {f'toValidUTF8({start})' if is_text else start}, {value})"
 
 
 def _landed(value: str) -> str:

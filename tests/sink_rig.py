@@ -49,10 +49,10 @@ class Lab:
         self.sink().write(messages)
         return messages
 
-    def message(self, record: Record) -> Message:
-        """A record as it lies in its topic."""
+    def message(self, record: Record, offset: int | None = None) -> Message:
+        """A record as it lies in its topic, at the next offset or this one."""
         topic = BY_RECORD[type(record)].name
-        offset = self.offsets[topic] = self.offsets.get(topic, -1) + 1
+        offset = self.offsets[topic] = self.offsets.get(topic, -1) + 1 if offset is None else offset
         value = frame(local_ids()[topic], encode_body(record))
         return Message(topic, 0, offset, key_of(record).encode(), value)
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import pytest
+from pump_rig import Script, pump
 
-from spanloop.consumers.pump import OnRevoke, Pump, PumpPolicy
-from spanloop.infra.clock import ManualClock
+from spanloop.consumers.pump import PumpPolicy
 from spanloop.infra.kafka import Message, Position
 from spanloop.schemas.errors import DataLost, Unavailable
 
@@ -18,64 +17,16 @@ def messages(*offsets: int, partition: int = 0, value: bytes = b"v") -> list[Mes
     return [Message("spans", partition, offset, b"k", value) for offset in offsets]
 
 
-@dataclass
-class Script:
-    """A group member that hands out what it is told to, then stops the pump; keeps a diary."""
-
-    polls: list[list[Message] | Exception]
-    stop: threading.Event
-    clock: ManualClock = field(default_factory=ManualClock)
-    diary: list[str] = field(default_factory=list[str])
-    refuse_commit: bool = False
-    revoke_at: dict[int, list[Position]] = field(default_factory=dict[int, "list[Position]"])
-    on_revoke: OnRevoke = lambda _: None
-    count: int = 0
-    positions: dict[Position, int] = field(default_factory=dict[Position, int])
-
-    def poll(self, max_records: int = 0, timeout_s: float = 0.0) -> list[Message]:
-        del max_records, timeout_s
-        self.count += 1
-        if gone := self.revoke_at.get(self.count):
-            self.on_revoke(gone)
-        if not self.polls:
-            self.stop.set()
-            return []
-        found = self.polls.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def commit(self, offsets: Mapping[Position, int]) -> None:
-        if self.refuse_commit:
-            raise Unavailable("rebalanced")
-        self.diary.append("commit " + " ".join(f"{p}:{o}" for (_, p), o in sorted(offsets.items())))
-
-    def assignment(self) -> list[Position]:
-        return [("spans", 0)]
-
-    def pause(self, positions: Iterable[Position]) -> None:
-        self.diary.append(f"pause {[p for _, p in positions]}")
-
-    def resume(self, positions: Iterable[Position]) -> None:
-        self.diary.append(f"resume {[p for _, p in positions]}")
-
-    def close(self) -> None:
-        self.diary.append("close")
-
-
 def run(script: Script, failures: Sequence[Exception] = (), policy: PumpPolicy = FAST) -> list[str]:
     errors = list(failures)
 
-    def process(batch: Sequence[Message]) -> None:
+    def process(batch: Sequence[Message], read: Mapping[Position, range]) -> None:
         if errors:
             raise errors.pop(0)
         script.diary.append("process " + ",".join(str(m.offset) for m in batch))
+        script.read.append({partition: offsets for (_, partition), offsets in read.items()})
 
-    def open_source(on_revoke: OnRevoke) -> Script:
-        script.on_revoke = on_revoke
-        return script
-
-    Pump(open_source, process, policy, script.clock).run(script.stop)
+    pump(script, process, policy)
     return script.diary
 
 
@@ -99,12 +50,7 @@ def test_a_batch_is_due_by_bytes() -> None:
 
 def test_a_batch_is_due_by_the_age_of_its_first_record() -> None:
     s = script(messages(0), [], messages(1), [])
-
-    def poll(max_records: int = 0, timeout_s: float = 0.0) -> list[Message]:
-        s.clock.advance(0.5)
-        return Script.poll(s, max_records, timeout_s)
-
-    s.poll = poll  # pyright: ignore[reportAttributeAccessIssue]  # time passes while polling
+    s.poll_s = 0.5
     assert run(s) == ["process 0,1", "commit 0:2", "close"]
 
 
@@ -136,9 +82,54 @@ def test_partitions_taken_away_while_waiting_are_dropped_too() -> None:
 
 def test_offsets_move_past_a_transaction_marker_behind_the_last_record() -> None:
     s = script(messages(0), [], [])
-    s.positions["spans", 0] = 2  # offset 1 is a marker
+    marker_comes_later(s)
     policy = PumpPolicy(max_records=1, max_wait_s=0.0)
-    assert run(s, policy=policy) == ["process 0", "commit 0:1", "commit 0:2", "close"]
+    assert run(s, policy=policy) == ["process 0", "commit 0:1", "process ", "commit 0:2", "close"]
+    assert s.read == [{0: range(1)}, {0: range(1, 2)}]
+
+
+def marker_comes_later(s: Script) -> None:
+    def poll(max_records: int = 0, timeout_s: float = 0.0) -> list[Message]:
+        if s.count:
+            s.positions["spans", 0] = 2  # offset 1 is a marker
+        return Script.poll(s, max_records, timeout_s)
+
+    s.poll = poll  # pyright: ignore[reportAttributeAccessIssue]  # the marker is seen after the record
+
+
+def test_offsets_without_a_record_are_told_with_the_records_around_them() -> None:
+    s = script(messages(0, 1, 4), messages(6, 7, 8))  # 2, 3 and 5 are markers
+    run(s)
+    assert s.read == [{0: range(5)}, {0: range(5, 9)}]
+
+
+def test_what_was_processed_is_not_told_again_where_only_its_commit_was_refused() -> None:
+    s = script(messages(0, 1, 2), messages(3, 4, 5))
+    s.refuse_commit = True
+    run(s)
+    assert s.read == [{0: range(3)}, {0: range(3, 6)}]
+
+
+def test_a_new_member_reads_on_where_the_group_had_committed() -> None:
+    s = script(messages(7, 8, 9) + messages(3, partition=1))
+    s.group = {("spans", 0): 5, ("spans", 1): -1001}
+    assert run(s)[0] == "process 7,8,9,3"
+    assert s.read == [{0: range(5, 10), 1: range(3, 4)}]
+
+
+def test_a_partition_that_comes_back_is_read_from_what_is_committed_by_then() -> None:
+    s = script(messages(0, 1, 2), [], messages(5, 6, 7))
+    s.revoke_at[2] = [("spans", 0)]
+    s.group = {("spans", 0): 0}
+
+    def poll(max_records: int = 0, timeout_s: float = 0.0) -> list[Message]:
+        if s.count == 1:
+            s.group = {("spans", 0): 5}  # another member got that far
+        return Script.poll(s, max_records, timeout_s)
+
+    s.poll = poll  # pyright: ignore[reportAttributeAccessIssue]  # the group goes on without it
+    run(s)
+    assert s.read == [{0: range(3)}, {0: range(5, 8)}]
 
 
 def test_a_refused_commit_is_left_to_the_next_owner() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from events import Bench, batch, end, llm, rew, span, span_id
 from sink_rig import T0_NS, Lab
 
+from spanloop.producers.attributes import encode
 from spanloop.schemas.packed import pack_ids, pack_logprobs, unpack_logprobs
 from spanloop.schemas.records import ModelCall, Reward, SpanBatch, Trajectory, Usage
 
@@ -87,3 +89,34 @@ def test_of_a_retried_rollout_the_final_attempt_counts_and_the_first_is_kept(lab
         ("at-1", "timeout"),
         ("at-2", "succeeded"),
     ]
+
+
+def test_a_reward_a_day_after_the_end_is_a_new_revision_and_the_old_one_stays(lab: Lab) -> None:  # CA-11
+    day_ms = 24 * 3600 * 1000
+    first = (batch(llm("s1", [1], [2]), begin=True), batch(end=end()))
+    late = rew(1.0, created=day_ms)
+    lab.store(*first, *assembled(*first))
+    assert lab.rows("SELECT revision, final_reward FROM v_trajectories") == [(1, None)]
+    lab.store(late, assembled(*first, late)[-1])
+    assert lab.rows("SELECT revision, final_reward FROM v_trajectories") == [(2, 1.0)]
+    assert lab.rows("SELECT revision FROM trajectories FINAL ORDER BY revision") == [(1,), (2,)]
+
+
+def test_a_reward_of_several_dimensions_counts_by_its_primary_one(lab: Lab) -> None:  # CA-12
+    reward = Reward("rw-1", "ro-1", "at-1", dimensions={"acc": 1.0, "cost": -0.2, "fmt": math.nan}, primary="acc")
+    lab.store(reward)
+    assert lab.rows("SELECT value, is_finite, nonfinite_dimensions FROM v_rewards") == [(1.0, True, ["fmt"])]
+    assert lab.rows("SELECT dimensions['acc'], dimensions['cost'] FROM v_rewards") == [(1.0, -0.2)]
+
+
+def test_bytes_that_are_no_utf8_are_replaced_and_marked(lab: Lab) -> None:  # PS-4
+    lab.store(lab.batch(lab.span(attributes=encode({"raw": b"\xff\xfeabc"})[0])))
+    assert lab.one("SELECT attributes FROM v_spans") == {"raw": "\ufffd\ufffdabc", "raw.lossy": "true"}
+
+
+def test_a_null_and_a_nested_attribute_as_the_sdk_sends_them(lab: Lab) -> None:  # PS-1, PS-2
+    sent = {"gen_ai.prompt.0.content": None, "k": 1, "tool.args": {"a": [1, {"b": None}]}}
+    lab.store(lab.batch(lab.span(attributes=encode(sent)[0])))
+    nested = {"tool.args": '{"a":[1,{"b":null}]}', "tool.args.type": "json"}
+    assert lab.one("SELECT attributes FROM v_spans") == {"k": "1", **nested}
+    assert lab.one("SELECT attributes['gen_ai.prompt.0.content'] FROM v_spans") == ""

@@ -148,6 +148,29 @@ def test_an_older_writer_lands_beside_a_newer_one_with_the_readers_defaults(lab:
     )
 
 
+def test_fields_of_a_newer_writer_are_kept_beside_the_columns(lab: Lab) -> None:  # BR-1
+    newer = json.loads(schema_json(type(lab.batch())))
+    spans = next(f for f in newer["fields"] if f["name"] == "spans")["type"]["items"]
+    spans["fields"].append({"name": "colour", "type": ["null", "string"], "default": None})
+    newer["fields"].append({"name": "prio", "type": "int", "default": 0})
+
+    class Newer(LocalSchemas):
+        def schema(self, schema_id: int | str) -> str:
+            return json.dumps(newer) if schema_id == 99 else super().schema(schema_id)
+
+    value = to_plain(lab.batch(lab.span("s1"), lab.span("s2")))
+    value["prio"] = 7
+    value["spans"][1]["colour"] = "red"
+    out = io.BytesIO()
+    write(out, newer, value)
+    lab.sink(Newer()).write([bad("spans", 0, frame(99, out.getvalue()))])
+    assert lab.letters.sent == []
+    assert lab.rows("SELECT span_id, unknown_fields FROM v_spans ORDER BY span_id") == [
+        ("s1", {"prio": "7", "spans.colour": "null"}),
+        ("s2", {"prio": "7", "spans.colour": '"red"'}),
+    ]
+
+
 def _old_body(schema: Any, record: Any) -> bytes:
     out = io.BytesIO()
     write(out, schema, to_plain(record))

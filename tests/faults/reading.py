@@ -150,7 +150,7 @@ def tables(settings: Settings) -> Tables:
             rollouts=_rows(client, "SELECT rollout_id, status, final, trajectory_attempt FROM v_rollouts"),
             decisions=_rows(client, "SELECT run_id, group_id FROM v_decisions"),
             letters=_rows(client, "SELECT consumer, topic, partition, offset FROM v_dead_letters"),
-            ingest=_rows(client, "SELECT topic, k_partition, first, last, records FROM ingest_log FINAL"),
+            ingest=_rows(client, "SELECT topic, k_partition, first, last, records FROM v_ingest_log WHERE counts"),
             tombstones={t: _rows(client, f"SELECT k_partition, k_offset FROM tombstones FINAL WHERE topic = '{t}'")
                         for t in TOPICS},
         )  # fmt: skip

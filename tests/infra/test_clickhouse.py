@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.resources import files
 from uuid import uuid4
 
 import pytest
@@ -31,11 +32,16 @@ def test_migrations_are_applied_once_and_a_changed_one_is_refused(
 ) -> None:
     database = client.driver.database or ""
     small = [("0001_a.sql", "-- one;\nCREATE TABLE IF NOT EXISTS a (x Int32) ENGINE = Memory;\n")]
+    views = ["CREATE OR REPLACE VIEW v_a AS SELECT x FROM a;\n"]
     monkeypatch.setattr(clickhouse, "migrations", lambda: iter(small))
-    assert migrate(client, database) == ["0001_a.sql"]
+    monkeypatch.setattr(clickhouse, "views", lambda: ("views.sql", views[0]))
+    assert migrate(client, database) == ["0001_a.sql", "views.sql"]
     assert migrate(client, database) == []
     small.append(("0002_b.sql", "CREATE TABLE IF NOT EXISTS b (x Int32) ENGINE = Memory;"))
-    assert migrate(client, database) == ["0002_b.sql"]
+    assert migrate(client, database) == ["0002_b.sql", "views.sql"]
+    views[0] = "CREATE OR REPLACE VIEW v_a AS SELECT x + 1 AS y FROM a;\n"
+    assert migrate(client, database) == ["views.sql"]
+    assert client.query("SELECT y FROM v_a").result_rows == []
     small[0] = ("0001_a.sql", small[0][1].replace("Int32", "Int64"))
     with pytest.raises(ConfigError, match=r"0001_a\.sql .* other content"):
         migrate(client, database)
@@ -48,6 +54,22 @@ def test_statements_end_at_a_semicolon_at_a_lines_end() -> None:
 
 def test_migrations_are_numbered_without_gaps() -> None:
     assert [int(name[:4]) for name, _ in migrations()] == list(range(1, len(list(migrations())) + 1))
+
+
+def test_every_column_of_every_view_says_what_it_is(client: Client) -> None:
+    migrate(client, client.driver.database or "")
+    found = client.rows(
+        "SELECT table, name, comment FROM system.columns WHERE database = currentDatabase() AND table LIKE 'v\\_%'"
+    )
+    assert {"v_spans", "v_audit", "v_trajectory_rows"} <= {row["table"] for row in found}
+    assert [(row["table"], row["name"]) for row in found if not row["comment"]] == []
+    comments = {(row["table"], row["name"]): row["comment"] for row in found}
+    assert comments["v_rollouts", "tries"] == comment_of_field("Rollout", "tries")
+
+
+def comment_of_field(record: str, name: str) -> str:
+    schema = json.loads((files("spanloop.schemas") / "avro" / f"{record}.avsc").read_text("utf-8"))
+    return next(field["doc"] for field in schema["fields"] if field["name"] == name)
 
 
 def test_of_equal_revisions_the_one_with_an_end_is_shown(client: Client) -> None:
