@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -57,8 +57,12 @@ class Trouble:
     def __init__(self, client: str) -> None:
         self._client = client
         self._told: dict[int, float] = {}
+        self.refusal: KafkaError | None = None
+        """The last word of a broker that does not let this client in."""
 
     def __call__(self, error: KafkaError) -> None:
+        if error.code() in REFUSED:
+            self.refusal = error
         now, code = time.monotonic(), error.code()
         if now - self._told.get(code, -TROUBLE_EVERY_S) >= TROUBLE_EVERY_S:
             self._told[code] = now
@@ -135,10 +139,17 @@ def failure(settings: Settings, error: KafkaError, who: str, where: str) -> Span
     if code in MISSING:
         return Unavailable(f"topic {where} does not exist on {settings.bootstrap}; run `spanloop init`")
     if code in REFUSED:
-        return ConfigError(f"{settings.bootstrap} refuses {who} on {where}: {error.str()}; see the setting `kafka`")
+        return refused(settings, error, who, where)
     if code in FENCED:
         return Fenced(f"{who}: {error.str()}")
     return Unavailable(f"{who}: {error.str()}") if error.fatal() else None
+
+
+def refused(settings: Settings, error: KafkaError, who: str, where: str) -> ConfigError:
+    """The error for a broker that does not let a client in, or not to something."""
+    return ConfigError(
+        f"{settings.bootstrap} refuses {who} on {where}: {error.str()}; see the setting `kafka` and docs/security.md"
+    )
 
 
 def partitions(settings: Settings, topic: Topic) -> int:
@@ -161,7 +172,13 @@ def no_broker(settings: Settings, timeout_s: float) -> Unavailable:
 
 def wait_for_broker(settings: Settings, timeout_s: float = METADATA_TIMEOUT_S) -> None:
     """Returns once a broker answers. Raises Unavailable naming host and port."""
+    config = common_config(settings, "admin")
+    client = AdminClient(config)
     try:
-        admin(settings).list_topics(timeout=timeout_s)
+        client.list_topics(timeout=timeout_s)
     except KafkaException as error:
+        client.poll(0)  # gives error_cb what it has to hear
+        refusal = cast("Trouble", config["error_cb"]).refusal
+        if refusal is not None:
+            raise refused(settings, refusal, "this user", "connecting") from error
         raise no_broker(settings, timeout_s) from error

@@ -50,11 +50,18 @@ class Masker:
 
 def secrets_of(settings: Settings) -> set[str]:
     """Every value in the settings that nobody may read in a log."""
-    found = {settings.secret} | {value for name, value in settings.kafka.items() if SECRET_NAME.search(name)}
+    found = {settings.secret, settings.registry_password}
+    found |= {value for name, value in settings.kafka.items() if SECRET_NAME.search(name)}
     for name in URLS:
         password = _password(getattr(settings, name))
         found |= {password, unquote(password), quote(password, safe="")}
     return found - {""}
+
+
+def without_password(url: str) -> str:
+    """A URL that may be shown."""
+    password = _password(url)
+    return url.replace(f":{password}@", f":{MASK}@") if password else url
 
 
 def _password(url: str) -> str:

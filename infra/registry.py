@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import ssl
 import threading
 import time
 from contextlib import closing
@@ -11,9 +12,11 @@ from typing import Any, cast
 
 import httpx
 
-from ..schemas.errors import SchemaMismatch, Unavailable, UnknownSchemaId
+from ..schemas.errors import ConfigError, SchemaMismatch, Unavailable, UnknownSchemaId
 from ..schemas.serde import Encoder, schema_json
 from ..schemas.topics import TOPICS
+from .compatibility import complaints
+from .masking import without_password
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -23,6 +26,7 @@ CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 # Apicurio 3.0 takes a schema with the default "{}" for no schema at all; escaped, the same JSON passes.
 EMPTY_OBJECT = r'"\u007b\u007d"'
 NOT_FOUND, CONFLICT, SERVER_ERROR = 404, 409, 500
+REFUSED = (401, 403)
 # A registry fed from a log may answer 404 for an id it is about to learn: ask again before believing it.
 NOT_FOUND_TRIES = 3
 NOT_FOUND_PAUSE_S = 0.2
@@ -32,9 +36,19 @@ START_RETRY_S = 0.5
 class Registry:
     """Registers and looks up schemas. Raises Unavailable while the registry cannot be reached."""
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
-        self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers={"Content-Type": CONTENT_TYPE})
+    def __init__(self, url: str, *, user: str = "", password: str = "", ca: str = "", timeout_s: float = 5.0) -> None:
+        """user, password: for basic authentication (or in the URL); ca: file of certificates to trust.
+
+        Raises ConfigError where that file cannot be read.
+        """
+        self.url = without_password(url.rstrip("/"))
+        self._http = httpx.Client(
+            base_url=url.rstrip("/"),
+            auth=(user, password) if user else None,
+            verify=_trusting(ca) if ca else True,
+            timeout=timeout_s,
+            headers={"Content-Type": CONTENT_TYPE},
+        )
 
     def schema(self, schema_id: int | str) -> str:
         """A schema's JSON by id or GUID. Raises UnknownSchemaId after several 404s."""
@@ -51,8 +65,15 @@ class Registry:
         """The id of a schema under a subject; the same schema gets the same id. Raises SchemaMismatch on 409."""
         answer = self._ask("POST", f"/subjects/{subject}/versions", _registration(schema))
         if answer.status_code == CONFLICT:
-            raise SchemaMismatch(f"subject {subject!r}: {answer.text[:500]}; fields may only be added, with defaults")
+            why = self._complaints(subject, schema) or answer.text[:500]
+            raise SchemaMismatch(f"subject {subject!r}: {why}; fields may only be added, with defaults")
         return int(self._json(answer)["id"])
+
+    def _complaints(self, subject: str, schema: str) -> str:
+        """Which fields a refused schema breaks; registries tell it each in their own way, or not at all."""
+        path = f"/subjects/{subject}/versions"
+        earlier = [self._json(self._ask("GET", f"{path}/{n}")) for n in self.versions(subject)]
+        return "; ".join(complaints(COMPATIBILITY, schema, [str(e["schema"]) for e in earlier]))
 
     def set_compatibility(self, subject: str, level: str = COMPATIBILITY) -> None:
         """Sets what later schemas of a subject must keep to."""
@@ -65,6 +86,10 @@ class Registry:
     def check(self) -> None:
         """Returns if the registry answers. Raises Unavailable."""
         self._json(self._ask("GET", "/config"))
+
+    def date(self) -> str | None:
+        """What time it says it is, as HTTP has it; None where it does not tell."""
+        return self._ask("GET", "/subjects").headers.get("date")
 
     def versions(self, subject: str) -> list[int]:
         """The numbers of a subject's schemas, oldest first."""
@@ -95,15 +120,31 @@ class Registry:
 
     def _json(self, answer: httpx.Response) -> Any:
         if answer.is_error:
-            raise SchemaMismatch(
-                f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text[:500]}"
-            )
+            asked = f"{answer.request.method} {without_password(str(answer.request.url))}"
+            if answer.status_code in REFUSED:
+                raise ConfigError(
+                    f"{asked}: {answer.status_code}, the registry refuses this user; see the settings registry_user "
+                    "and registry_password"
+                )
+            raise SchemaMismatch(f"{asked}: {answer.status_code} {answer.text[:500]}")
         return answer.json()
+
+
+def _trusting(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"setting registry_ca: {ca} cannot be loaded: {error}") from error
 
 
 def connect(settings: Settings) -> Registry:
     """A client of the settings' registry. Close it."""
-    return Registry(settings.registry_url)
+    return Registry(
+        settings.registry_url,
+        user=settings.registry_user,
+        password=settings.registry_password,
+        ca=settings.registry_ca,
+    )
 
 
 def wait_for_registry(settings: Settings, stop: threading.Event) -> bool:
@@ -114,7 +155,7 @@ def wait_for_registry(settings: Settings, stop: threading.Event) -> bool:
     deadline = time.monotonic() + settings.registry_wait_s
     told = False
     with closing(connect(settings)) as registry:
-        while not stop.is_set():
+        while True:
             try:
                 registry.check()
             except Unavailable as error:
@@ -123,10 +164,10 @@ def wait_for_registry(settings: Settings, stop: threading.Event) -> bool:
                 if not told:
                     log.warning("waiting, %g s at most: %s", settings.registry_wait_s, error)
                 told = True
-                stop.wait(START_RETRY_S)
             else:
                 return True
-    return False
+            if stop.wait(START_RETRY_S):
+                return False
 
 
 def _registration(schema: str) -> dict[str, Any]:

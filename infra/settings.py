@@ -36,7 +36,12 @@ class Settings(BaseSettings):
     """Where everything is and how it is to behave. Frozen; a process makes one and hands it on."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter=NESTED, toml_file=FILE, frozen=True, extra="forbid"
+        env_prefix=PREFIX,
+        env_nested_delimiter=NESTED,
+        toml_file=FILE,
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # it may be a secret
     )
 
     profile: Profile = "remote"
@@ -45,6 +50,12 @@ class Settings(BaseSettings):
     """Kafka brokers, host:port, comma separated."""
     registry_url: str = ""
     """Schema registry with Confluent's routes."""
+    registry_user: str = ""
+    """For basic authentication at the schema registry; empty = none."""
+    registry_password: str = ""
+    """Its password."""
+    registry_ca: str = ""
+    """File with the certificates that an https registry is trusted by; empty = the system's."""
     registry_wait_s: float = Field(default=60.0, ge=0)
     """How long a part waits at its start for the schema registry, before it gives up."""
     clickhouse_url: str = ""
@@ -116,7 +127,12 @@ class Settings(BaseSettings):
         """Secrets are not shown, wherever settings are printed."""
         mask = Masker(secrets_of(self))
         for name, value in super().__repr_args__():
-            yield name, mask(value) if isinstance(value, str) else value if name != "kafka" else _shown(self.kafka)
+            if name == "kafka":
+                yield name, _shown(self.kafka)
+            elif isinstance(value, str) and value:
+                yield name, MASK if SECRET_NAME.search(name or "") else mask(value)
+            else:
+                yield name, value
 
     def with_(self, **changes: Any) -> Settings:
         """A copy with some fields changed."""

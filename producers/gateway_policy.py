@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..schemas.spans import LogprobMode
@@ -16,7 +16,7 @@ class GatewayPolicy:
 
     upstream_url: str | None = None
     """Any OpenAI-compatible endpoint, with or without /v1; None = the engines that send heartbeats."""
-    upstream_key: str | None = None
+    upstream_key: str | None = field(default=None, repr=False)
     """Bearer token for the upstream; None = none is sent."""
     upstream_policy: str | None = None
     """Policy that `upstream_url` serves; None = a foreign model, unless it reports weight versions."""

@@ -27,7 +27,7 @@ class LLM:
 
     endpoint: str  # base URL of the OpenAI API, with /v1
     model: str = "policy"
-    api_key: str = "spanloop"  # the attempt's key; a placeholder where the URL alone binds
+    api_key: str = field(default="spanloop", repr=False)  # the attempt's key; a placeholder where the URL alone binds
     sampling_parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # from the resource that defines it
 
     @property

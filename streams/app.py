@@ -30,6 +30,7 @@ from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, SpanloopError, Unavailable
 from ..schemas.topics import BIG_MAX_BYTES, REWARDS, SPANS
+from .credentials import credentials
 from .faust_types import (
     TP,
     App,
@@ -253,10 +254,11 @@ class AssemblerApp(App):
 def faust_settings(settings: Settings) -> dict[str, object]:
     """Faust's settings; the traps they avoid are in its documentation and in docs/design.md.
 
-    settings.kafka is librdkafka's: security.protocol and sasl.* go to `broker_credentials` here.
+    Of settings.kafka, which is librdkafka's, what is about security counts here too. Raises ConfigError.
     """
     return {
         "broker": [f"kafka://{host}" for host in settings.bootstrap.split(",")],
+        "broker_credentials": credentials(settings.kafka),
         "store": "memory://",
         "value_serializer": "raw",
         "processing_guarantee": "at_least_once",
