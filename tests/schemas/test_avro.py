@@ -51,6 +51,16 @@ def named(schema: Any) -> list[Json]:
     return [t for t in everything(schema) if isinstance(t, dict) and t["type"] in ("record", "enum")]
 
 
+def records_in(union: list[Any], names: set[str]) -> int:
+    """How many branches of a union are records, defined there or named."""
+    return sum(
+        (isinstance(branch, dict) and typing.cast("Json", branch)["type"] == "record")
+        or (isinstance(branch, str) and branch in names)
+        for branch in union
+        if not isinstance(branch, list)
+    )
+
+
 def agrees(hint: Any, schema: Any) -> bool:
     """True where a Python annotation and an Avro type mean the same."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -162,3 +172,14 @@ def test_the_fingerprint_ignores_white_space_and_sees_every_field() -> None:
     spaced = json.dumps(json.loads(V1), indent=4)
     assert fingerprint(spaced) == fingerprint(V1)
     assert fingerprint(V3) != fingerprint(V1)
+
+
+@each_topic
+def test_no_union_holds_two_records_whose_values_could_be_taken_for_each_other(topic: Topic) -> None:  # PS-6
+    schema = raw(topic)
+    records_defined = [t for t in named(schema) if t["type"] == "record"]
+    names = {t["name"] for t in records_defined} | {f"spanloop.{t['name']}" for t in records_defined}
+    unions = [typing.cast("list[Any]", t) for t in everything(schema) if isinstance(t, list)]
+    assert all(records_in(union, names) <= 1 for union in unions)
+    ambiguous: list[Any] = ["null", {"type": "record", "name": "A", "fields": []}, "B"]
+    assert records_in(ambiguous, {"B"}) == 2
