@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..infra.kafka import Message, Reader
-from ..infra.registry import Registry
+from ..infra.registry import connect
 from ..infra.settings import Settings
 from ..schemas.errors import InvalidRecord, Reason, Unavailable
 from ..schemas.records import DeadLetter
@@ -162,7 +162,7 @@ def read(settings: Settings, *, bodies: bool = True, first: int = 0) -> Iterator
     bodies: with the refused bytes, which may be 16 MiB each. Raises Unavailable.
     """
     position = (DEAD_LETTERS.name, 0)
-    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "letters")) as reader:
+    with closing(connect(settings)) as registry, closing(Reader(settings, "letters")) as reader:
         decoder = Decoder(registry)
         low, high = reader.watermarks(position)
         if max(low, first) >= high:

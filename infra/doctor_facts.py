@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime  # not the builtin one before Python 3.11
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +16,6 @@ from email.utils import parsedate_to_datetime
 from importlib import metadata
 from typing import TypeVar, cast
 
-import httpx
 from confluent_kafka import KafkaException, libversion
 from confluent_kafka.admin import (
     AdminClient,
@@ -44,26 +43,31 @@ from .kafka import Position, Reader, partitions
 from .kafka_config import admin, no_broker
 from .lag import Lag
 from .real_kafka import missing as java_missing
-from .registry import Registry
+from .registry import Registry, connect
 from .settings import Settings
 
 # Two rounds of questions, one after the other, each this long at most: the whole stays under twenty seconds.
 ROUND_S = 8.0
 ASK_S = 5.0
+REGISTRY_THREADS = 4  # three questions for each of many subjects
 # A live controller's transaction takes milliseconds.
 TRANSACTION_S = 1.0
 # Written in transactions, by the controller.
 TRANSACTIONAL: tuple[Topic, ...] = (ASSIGNMENTS, ATTEMPTS, ROLLOUTS)
 RECENT_TASKS = 500
+COORDINATOR_PAUSE_S = 1.0
 T = TypeVar("T")
 
 
-def gather(settings: Settings, *, longest_attempt_s: float, clickhouse: bool = True) -> Facts:
-    """Everything that can be found out. `longest_attempt_s`: what the assembler bears. Raises nothing."""
-    first = _Round()
+def gather(settings: Settings, *, longest_attempt_s: float, round_s: float = ROUND_S) -> Facts:
+    """Everything that can be found out. `longest_attempt_s`: what the assembler bears. Raises nothing.
+
+    round_s: how long each of two rounds of questions may take; what has not answered by then is a finding.
+    """
+    first = _Round(round_s)
     broker = first.ask("the broker", lambda: _broker(settings)) if settings.bootstrap else None
     registry = first.ask("the registry", lambda: _registry(settings)) if settings.registry_url else None
-    tables = first.ask("ClickHouse", lambda: _clickhouse(settings)) if settings.clickhouse_url and clickhouse else None
+    tables = first.ask("ClickHouse", lambda: _clickhouse(settings)) if settings.clickhouse_url else None
     disk = first.ask("the disk", lambda: _disk(settings))
     java = first.ask("java", java_missing)
     said_of_java = first.answer(java)
@@ -79,16 +83,16 @@ def gather(settings: Settings, *, longest_attempt_s: float, clickhouse: bool = T
         java=said_of_java.message if isinstance(said_of_java, Trouble) else said_of_java,
         java_asked=True,
     )
-    return _second(settings, facts)
+    return _second(settings, facts, round_s)
 
 
-def _second(settings: Settings, facts: Facts) -> Facts:
+def _second(settings: Settings, facts: Facts, round_s: float) -> Facts:
     """What can be asked only of a broker that is there and has our topics."""
     if not isinstance(facts.broker, BrokerFacts) or len(facts.broker.topics) < len(TOPICS):
         return facts
     if any(topic.partitions != partitions(settings, TOPICS[name]) for name, topic in facts.broker.topics.items()):
         return facts
-    second = _Round()
+    second = _Round(round_s)
     groups = second.ask("the groups' offsets", lambda: _groups(settings))
     held = second.ask("open transactions", lambda: _open_transactions(settings))
     tasks = second.ask("recent tasks", lambda: _longest_task_s(settings)) if settings.registry_url else None
@@ -104,8 +108,9 @@ def _second(settings: Settings, facts: Facts) -> Facts:
 class _Round:
     """Questions asked side by side in threads that nobody waits for beyond the round's end."""
 
-    def __init__(self) -> None:
-        self._deadline = time.monotonic() + ROUND_S
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._deadline = time.monotonic() + patience_s
 
     def ask(self, what: str, work: Callable[[], T]) -> tuple[str, Future[T]]:
         future: Future[T] = Future()
@@ -124,7 +129,7 @@ class _Round:
         try:
             return future.result(max(0.0, self._deadline - time.monotonic()))
         except NotInTime:
-            return Trouble(f"{what}: no answer within {ROUND_S:g} s")
+            return Trouble(f"{what}: no answer within {self._patience_s:g} s")
         except SpanloopError as error:
             return Trouble(str(error))
         except ImportError as error:
@@ -177,14 +182,13 @@ def _configs(settings: Settings, client: AdminClient, names: Sequence[str]) -> d
 
 
 def _registry(settings: Settings) -> RegistryFacts:
-    with closing(Registry(settings.registry_url, timeout_s=ASK_S)) as registry:
-        known = set(registry.subjects())
-        subjects = {
-            name: _subject(registry, topic, topic.subject(settings.prefix))
-            for name, topic in TOPICS.items()
-            if topic.subject(settings.prefix) in known
-        }
-    return RegistryFacts(subjects, _http_ahead_s(f"{settings.registry_url.rstrip('/')}/subjects"))
+    ours = {topic.subject(settings.prefix): topic for topic in TOPICS.values()}
+    with closing(connect(settings)) as registry:
+        here = [ours[subject] for subject in registry.subjects() if subject in ours]
+        with ThreadPoolExecutor(REGISTRY_THREADS) as pool:
+            found = {t.name: pool.submit(_subject, registry, t, t.subject(settings.prefix)) for t in here}
+        subjects = {name: subject.result() for name, subject in found.items()}
+        return RegistryFacts(subjects, _ahead_s(registry))
 
 
 def _subject(registry: Registry, topic: Topic, subject: str) -> SubjectFacts:
@@ -195,13 +199,10 @@ def _subject(registry: Registry, topic: Topic, subject: str) -> SubjectFacts:
     )
 
 
-def _http_ahead_s(url: str) -> float | None:
-    """A server's clock minus ours, by the date of its answer, which is cut to whole seconds."""
+def _ahead_s(registry: Registry) -> float | None:
+    """Its clock minus ours, by the date of an answer, which is cut to whole seconds."""
     before = time.time()
-    try:
-        date = httpx.get(url, timeout=ASK_S).headers.get("date")
-    except httpx.HTTPError:
-        return None
+    date = registry.date()
     if date is None:
         return None
     return parsedate_to_datetime(date).timestamp() + 0.5 - (before + time.time()) / 2
@@ -245,7 +246,11 @@ def _groups(settings: Settings) -> dict[str, GroupFacts]:
     out: dict[str, GroupFacts] = {}
     for name, topics in GROUPS.items():
         with closing(Lag(settings, name, topics)) as lag:
-            parts = lag.parts()
+            try:
+                parts = lag.parts()
+            except Unavailable:  # a broker that has just started is still loading who coordinates the group
+                time.sleep(COORDINATOR_PAUSE_S)
+                parts = lag.parts()
         out[name] = GroupFacts(sum(p.lag for p in parts), any(p.committed is not None for p in parts))
     return out
 
@@ -265,7 +270,7 @@ def _longest_task_s(settings: Settings) -> float | None:
     """The longest that the last tasks may take, their reward deadline included; None = there are none."""
     position: Position = (TASKS.name, 0)
     longest: float | None = None
-    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "doctor")) as reader:
+    with closing(connect(settings)) as registry, closing(Reader(settings, "doctor")) as reader:
         decoder = Decoder(registry)
         low, high = reader.watermarks(position)
         reader.assign({position: max(low, high - RECENT_TASKS)})

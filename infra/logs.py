@@ -61,12 +61,19 @@ def masked(text: str) -> str:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes to what is standard error at the time, which tests and daemons replace."""
+    """Writes to what is standard error at the time, which tests and daemons replace.
 
-    def __init__(self) -> None:
+    Its formatter is made for the first line: structlog takes tens of milliseconds to import, which a process that has
+    nothing to tell, such as an agent's, need not pay.
+    """
+
+    def __init__(self, masker: Masker, *, as_json: bool) -> None:
         super().__init__(sys.stderr)
+        self._make = lambda: formatter(masker, as_json=as_json)
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self.formatter is None:
+            self.setFormatter(self._make())
         self.stream = sys.stderr
         super().emit(record)
 
@@ -80,8 +87,7 @@ def configure(settings: Settings | None = None, *, level: str = "WARNING") -> No
     _masker = Masker() if settings is None else Masker(secrets_of(settings))
     as_json = settings is not None and settings.log_format == "json"
     wanted = settings.log_level.upper() if settings is not None and settings.log_level else level
-    handler = _Handler()
-    handler.setFormatter(formatter(_masker, as_json=as_json))
+    handler = _Handler(_masker, as_json=as_json)
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h, _Handler)]:
         root.removeHandler(old)
@@ -93,7 +99,7 @@ def configure(settings: Settings | None = None, *, level: str = "WARNING") -> No
 
 def formatter(masker: Masker, *, as_json: bool) -> logging.Formatter:
     """A formatter of structlog's for lines of any logger."""
-    import structlog  # here: it takes tens of milliseconds, which an agent's process need not pay
+    import structlog
 
     chain: list[Any] = [
         structlog.stdlib.add_logger_name,

@@ -19,7 +19,6 @@ from .settings import Settings
 # A process that finds no broker says so within ten seconds, its start and its imports included.
 BROKER_PATIENCE_S = 5.0
 LEAVE_S = 5.0  # what a process gets to leave in once its parent is gone
-LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
 class Part(Protocol):

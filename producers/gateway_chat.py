@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ..infra.clock import NS_PER_S, Clock, SystemClock
+from ..infra.logs import bound
 from ..infra.telemetry import OFF, Meter
 from ..schemas import semconv
 from ..schemas.errors import InvalidKey, Unavailable
@@ -117,7 +118,7 @@ class Chat:
         delivered = False
         watch = Watch(receive)
         try:
-            with watch:
+            with watch, bound(rollout_id=x.origin.rollout_id, attempt_id=x.origin.attempt_id):
                 delivered = await self._exchange(x, headers, send)
         except asyncio.CancelledError:
             self._g.recorder.undelivered(x, "cancelled")

@@ -23,7 +23,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..infra.process import LOG_FORMAT
+from ..infra import logs
+from ..infra.settings import Settings
 from ..schemas.errors import ConfigError
 from ..schemas.records import Reward, Span
 from .agent import Agent, resolve
@@ -139,7 +140,7 @@ def _watch(life: socket.socket) -> None:
 
 def main() -> None:
     """`python -m spanloop.producers.slot_process CONNECTION LIFE`: two file descriptors from the worker."""
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    logs.configure(Settings())
     connection, life = int(sys.argv[1]), int(sys.argv[2])
     end_with_worker(socket.socket(fileno=life))
     serve(Connection(connection))

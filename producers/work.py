@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import cast
 
+from ..infra.logs import bound
 from . import context, outcome
 from .agent import Agent, Job
 from .context import Scope
@@ -30,7 +31,7 @@ def perform(agent: Agent, work: Work) -> Outcome:
     """Runs a synchronous agent; never raises."""
     result, raised = None, None
     try:
-        with context.attempt(work.scope):
+        with context.attempt(work.scope), bound(rollout_id=work.scope.rollout_id, attempt_id=work.attempt_id):
             result = agent.run(work.job)
     except BaseException as error:  # noqa: BLE001 - an agent may raise anything, sys.exit() included
         raised = error
@@ -41,7 +42,7 @@ async def perform_async(agent: Agent, work: Work) -> Outcome:
     """Runs an asynchronous agent; never raises, not even when it is cancelled."""
     result, raised = None, None
     try:
-        with context.attempt(work.scope):
+        with context.attempt(work.scope), bound(rollout_id=work.scope.rollout_id, attempt_id=work.attempt_id):
             result = await cast("Awaitable[object]", agent.run(work.job))
     except BaseException as error:  # noqa: BLE001 - an agent may raise anything; its cancellation ends here too
         raised = error

@@ -92,7 +92,7 @@ def show_letter(
 ) -> None:
     """Show one dead letter, its record decoded where that can be done."""
     from spanloop.consumers import letters
-    from spanloop.infra.registry import Registry
+    from spanloop.infra.registry import connect
     from spanloop.schemas.serde import Decoder
 
     settings = connected(context)
@@ -101,7 +101,7 @@ def show_letter(
         raise ConfigError(f"there is no dead letter {letter}; `spanloop dlq list` has them all")
     if raw is not None:
         raw.write_bytes(found.dead.raw or b"")
-    with closing(Registry(settings.registry_url)) as registry:
+    with closing(connect(settings)) as registry:
         told = letters.shown(found, Decoder(registry))
     out.file.write(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from spanloop.infra.kafka import OFFSET_BEGINNING, Reader
-from spanloop.infra.registry import Registry
+from spanloop.infra.registry import connect
 from spanloop.infra.settings import Settings
 from spanloop.schemas import orders
 from spanloop.schemas.errors import ConfigError, InvalidRecord, Unavailable
@@ -68,7 +68,7 @@ def order(action: str, about: Subject, reason: str | None = None) -> Task:
 
 def who(settings: Settings, name: str, *, run: bool = False) -> Subject:
     """As `find`, over topic `rollouts`. Raises Unavailable besides."""
-    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "orders")) as reader:
+    with closing(connect(settings)) as registry, closing(Reader(settings, "orders")) as reader:
         return find(name, list(_rollouts(reader, Decoder(registry), name)), run=run)
 
 

@@ -13,7 +13,7 @@ from typing import cast
 
 from ..infra.kafka import OFFSET_BEGINNING, Position, Reader
 from ..infra.kafka import Message as Raw
-from ..infra.registry import Registry
+from ..infra.registry import connect
 from ..infra.settings import Settings
 from ..schemas.errors import InvalidRecord, Unavailable
 from ..schemas.records import Reward, SpanBatch, Trajectory
@@ -101,7 +101,7 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[str]:
         for i, (x, y) in enumerate(zip(a_items, b_items, strict=False)):
             yield from differences(x, y, f"{path}[{i}]")
     elif ours != theirs and not (ours != ours and theirs != theirs):  # NaN is equal to NaN here
-        yield f"{path}: {_short(cast('object', ours))} here, {_short(cast('object', theirs))} in the topic"
+        yield f"{path}: {_short(cast('object', ours))} here, {_short(theirs)} in the topic"
 
 
 def _short(value: object) -> str:
@@ -112,7 +112,7 @@ def from_log(settings: Settings, rollout_id: str, policy: Policy | None = None) 
     """Reads a rollout's partition of spans and rewards from its first record kept. Raises Unavailable."""
     partition = partition_of(rollout_id, settings.partitions)
     positions: list[Position] = [(SPANS.name, partition), (REWARDS.name, partition)]
-    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "rebuild")) as reader:
+    with closing(connect(settings)) as registry, closing(Reader(settings, "rebuild")) as reader:
         decoder, remarks = Decoder(registry), list[str]()
         gone = {at: low for at in positions if (low := reader.watermarks(at)[0])}
         found = _read(reader, positions, lambda m: m.key == rollout_id.encode())
@@ -130,7 +130,7 @@ def published(settings: Settings, rollout_id: str, group_ids: Iterable[str | Non
     ]
     wanted = {key.encode() for key in keys}
     last: dict[str, Trajectory] = {}
-    with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "rebuild")) as reader:
+    with closing(connect(settings)) as registry, closing(Reader(settings, "rebuild")) as reader:
         decoder = Decoder(registry)
         for m in _read(reader, positions, lambda m: m.key in wanted and m.value is not None):
             try:

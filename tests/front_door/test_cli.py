@@ -52,7 +52,8 @@ NEED_A_BROKER = {
 }
 # Those that start nothing are asked in this process, which costs less.
 ASK_A_BROKER = [
-    ["lag"], ["pause", "ro-1"], ["resume", "ro-1"], ["cancel", "ro-1"], ["drain", "*"], ["assemble", "--from-log", "ro-1"],
+    ["lag"],
+    ["pause", "ro-1"], ["resume", "ro-1"], ["cancel", "ro-1"], ["drain", "*"], ["assemble", "--from-log", "ro-1"],
     ["dlq", "list"], ["dlq", "show", "0"], ["dlq", "replay", "--all"],
 ]  # fmt: skip
 

@@ -52,7 +52,8 @@ def test_the_doctor_finds_an_embedded_stack_well_and_reads_what_tasks_ask_for(
 ) -> None:
     with closing(Producer(ours, "test")) as producer:
         producer.send_wait(Task("ro-1", "run", limits=Limits(timeout_s=100_000), reward_deadline_s=50))
-    assert doctor_facts.gather(ours, longest_attempt_s=1).longest_task_s == 100_050
+    assert doctor_facts.gather(ours, longest_attempt_s=1, round_s=60).longest_task_s == 100_050
+    monkeypatch.setattr(doctor_facts.gather, "__kwdefaults__", {"round_s": 60.0})  # the machine may be busy
     assert ran(monkeypatch, "doctor", "--format", "json") == 0
     told = json.loads(capsys.readouterr().out)
     wrong = {f["check"] for f in told["findings"] if f["status"] != "ok"}
