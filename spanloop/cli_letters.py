@@ -118,11 +118,11 @@ def replay_letters(
     again: Annotated[bool, typer.Option("--again", help="Those too that were put back before.")] = False,
 ) -> None:
     """Put refused records back where they were, once each; do away with the cause first."""
-    from spanloop.consumers.letters import Kept, Selection
+    from spanloop.consumers.letters import Kept
     from spanloop.consumers.replay import replay
 
     wanted = _selection(reason, topic, consumer, offset)
-    if wanted == Selection() and not every:
+    if not (every or reason or topic or consumer or offset):
         raise ConfigError("choose letters by --reason, --topic, --consumer or --offset, or give --all")
     put = kept = 0
     for done in replay(connected(context), wanted, again=again, dry_run=dry_run):
