@@ -5,21 +5,29 @@ A real Kafka is used where Java and its jars are there; else the embedded broker
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
+
+from confluent_kafka import ConsumerGroupState
 
 from spanloop.infra import admin
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.embedded_registry import EmbeddedRegistry
 from spanloop.infra.kafka import Reader, partitions
+from spanloop.infra.kafka import admin as admin_client
 from spanloop.infra.producer import Producer
 from spanloop.infra.real_kafka import RealKafka, missing
 from spanloop.infra.settings import Settings
@@ -81,6 +89,8 @@ def core_rate(per_record: int) -> float:
     values = [encoder.encode(b) for b in log(CORE_SPANS, per_record)]
     assembler = Assembler()
     assembler.assign(0, spans=0, rewards=0)
+    gc.collect()
+    gc.freeze()  # the log is the bench's, not the assembler's, for the garbage collector to look through
     start = time.process_time()
     for offset, value in enumerate(values):
         assembler.add(Message("spans", 0, offset, decoder.decode(SpanBatch, value)), offset)
@@ -141,6 +151,50 @@ def live_rate(settings: Settings, spans: int, per_record: int) -> float:
         live.send(batches)
         wait_until(live.done)
         return spans / (time.perf_counter() - start)
+
+
+def cpu_s(processes: list[subprocess.Popen[bytes]]) -> float:
+    """CPU seconds that running processes have taken so far (Linux)."""
+    ticks = [Path(f"/proc/{p.pid}/stat").read_text("utf-8").rsplit(")", 1)[1].split()[11:13] for p in processes]
+    return sum(int(t) for pair in ticks for t in pair) / os.sysconf("SC_CLK_TCK")
+
+
+def members(settings: Settings) -> int:
+    """Members of the assemblers' group once it is stable, else 0."""
+    group = f"{settings.prefix}-assembler"
+    asked: dict[str, Future[object]] = methodcaller("describe_consumer_groups", [group])(admin_client(settings))
+    state, who = attrgetter("state", "members")(asked[group].result())
+    return len(who) if state == ConsumerGroupState.STABLE else 0
+
+
+def scaled(settings: Settings, workers: int, spans: int, per_record: int) -> tuple[float, float]:
+    """Spans a second, and spans a second of the assemblers' CPU, with some assemblers in processes of their own."""
+    command = [sys.executable, "-m", "faust", "-A", "spanloop.streams.app", "worker", "--without-web", "-l", "error"]
+    quiet = subprocess.DEVNULL  # Faust greets
+    started = [
+        subprocess.Popen(command, env={**os.environ, **settings.environment()}, stdout=quiet) for _ in range(workers)
+    ]
+    producer, reader = Producer(settings, "bench"), Reader(settings, "bench")
+    reader.assign_topics([TRAJECTORIES])
+    try:
+        wait_until(lambda: members(settings) == workers)
+        warm, batches = log(200 * per_record, per_record), log(spans, per_record)
+        out: list[float] = []
+        for some in (warm, batches):
+            ended = sum(b.end is not None for b in some)
+            before, cpu, start = sum(reader.ends().values()), cpu_s(started), time.perf_counter()
+            for b in some:
+                producer.send(b)
+            wait_until(lambda n=before + ended: sum(reader.ends().values()) >= n)
+            out = [spans / (time.perf_counter() - start), spans / max(cpu_s(started) - cpu, 0.01)]
+        return out[0], out[1]
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait()
+        reader.close()
+        producer.close()
 
 
 def catch_up_rate(settings: Settings, spans: int, per_record: int) -> float:
@@ -205,6 +259,11 @@ def main() -> dict[str, float]:
             sizes = BROKER_SPANS
         for n, spans in sizes.items():
             figures[f"live_spans_per_s_{n}_a_record"] = live_rate(make(), spans, n)
+        if sizes is BROKER_SPANS:
+            for workers in (1, 2, 4):
+                wall, cpu = scaled(make(), workers, sizes[10], 10)
+                figures[f"live_spans_per_s_{workers}_assemblers"] = wall
+                figures[f"live_spans_per_cpu_s_{workers}_assemblers"] = cpu
         figures["catch_up_spans_per_s_10_a_record"] = catch_up_rate(make(), sizes[10], 10)
         found = latencies_ms(make())
         figures["end_to_trajectory_p50_ms"] = found[len(found) // 2]
