@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from controller_rig import TASK, Play, limits
+from controller_rig import T0, TASK, Play, limits, restarted
 
 from spanloop.schemas import orders
 from spanloop.schemas.records import Assignment, Attempt, Limits, Rollout, SpanBatch, Task, Worker
@@ -236,3 +236,15 @@ def test_a_large_run_is_cancelled_over_several_ticks_and_across_a_restart_but_no
 def test_an_order_that_cannot_be_obeyed_is_refused_with_its_reason(task: Task, said: str) -> None:
     assert said in (why_refused(task) or "")
     assert why_refused(TASK) is None
+
+
+def test_a_restart_does_nothing_for_what_is_finished_but_remember_its_id() -> None:
+    done = [
+        Rollout(f"ro-{i}", "succeeded", Task(f"ro-{i}", "run", mode="val"), final=True, ended_ns=T0)
+        for i in range(20_000)
+    ]
+    waiting = [Rollout(f"open-{i}", "queuing", Task(f"open-{i}", "run"), taken_ns=T0 + i) for i in range(10)]
+    state = restarted([*done, *waiting], T0)
+    assert len(state.finished) == 20_000
+    assert state.count <= 2 * len(waiting)  # queue tickets, ages and timers made
+    assert len(state.live) + len(state.timers) + sum(len(run.open) for run in state.runs.values()) <= 2 * len(waiting)
