@@ -174,10 +174,13 @@ class AssemblerApp(App):
             for partition in self.held - numbers:
                 self.held.discard(partition)
                 shell.revoke(partition)
-            for partition in sorted(numbers - self.held):
-                wanted: list[Position] = [(source, partition) for source in SOURCES]
-                found = await asyncio.to_thread(committed_offsets, self.settings, NAME, wanted)
+            wanted: list[Position] = [(source, p) for source in SOURCES for p in numbers]
+            found = await asyncio.to_thread(committed_offsets, self.settings, NAME, wanted) if wanted else {}
+            for partition in sorted(numbers):
                 committed: dict[Source, int] = {source: found[source, partition] for source in SOURCES}
+                if partition in self.held and not overtaken(committed, shell.positions(partition)):
+                    continue
+                self.held.discard(partition)
                 if not await shell.take_over(partition, committed, superseded):
                     return
                 self.held.add(partition)
@@ -249,6 +252,14 @@ class AssemblerApp(App):
                 if (end := self.consumer.highwater(TP(self.names.full(source), p))) is not None:
                     found[source, p] = end
         return found
+
+
+def overtaken(committed: Mapping[Source, int], positions: Mapping[Source, int]) -> bool:
+    """Whether another member has had a partition meanwhile and got further, as happens to one that stood still.
+
+    Faust goes on from where the group is: what lies between was never seen here, and what it ended would stay open.
+    """
+    return any(committed[source] > positions[source] for source in SOURCES)
 
 
 def faust_settings(settings: Settings) -> dict[str, object]:

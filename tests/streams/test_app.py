@@ -36,7 +36,7 @@ from spanloop.schemas.topics import (
     Topic,
     partition_of,
 )
-from spanloop.streams.app import AssemblerService
+from spanloop.streams.app import AssemblerService, overtaken
 from spanloop.streams.assembler import Assembler
 from spanloop.streams.first_offsets import commit_first_offsets, committed_offsets
 from spanloop.streams.messages import Policy
@@ -214,6 +214,13 @@ def test_a_take_over_that_is_superseded_leaves_nothing_of_its_partition(
         assert shell.core.partitions == {}
     finally:
         shell.close()
+
+
+def test_a_member_is_overtaken_where_the_group_has_committed_what_it_has_not_read() -> None:
+    assert overtaken({"spans": 8, "rewards": 3}, {"spans": 7, "rewards": 3})
+    assert overtaken({"spans": 7, "rewards": 4}, {"spans": 7, "rewards": 3})
+    assert not overtaken({"spans": 7, "rewards": 3}, {"spans": 7, "rewards": 3})
+    assert not overtaken({"spans": 5, "rewards": 3}, {"spans": 7, "rewards": 3})
 
 
 def test_an_unforeseen_error_stops_the_worker_and_commits_nothing(
