@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,6 +35,8 @@ ROLLOUTS = 5000
 FULL_MINUTES = 10.0
 # Rest between two faults, so that some strike while the last one is still being recovered from and some do not.
 REST_S = (0.5, 6.0)
+# How often a fault has another beside it.
+BESIDE = 0.3
 SHOWN = 20
 
 
@@ -49,16 +52,31 @@ def groups_for(minutes: float) -> int:
     return max(1, round(wanted / GROUPS_PER_BATCH)) * GROUPS_PER_BATCH
 
 
+def together(dice: random.Random, faults: Iterator[Fault]) -> list[Fault]:
+    """The next fault, now and then with another beside it that touches other parts."""
+    first = next(faults)
+    if dice.random() >= BESIDE:
+        return [first]
+    second = next(faults)
+    apart = not first.parts & second.parts and "broker" not in first.parts | second.parts
+    return [first, second] if apart else [first]
+
+
 def storm(rig: Rig, minutes: float, dice: random.Random, faults: Sequence[Fault]) -> None:
     """Faults until the time is over."""
     end = time.monotonic() + minutes * 60
-    for fault in order(dice, faults):
-        time.sleep(dice.uniform(*REST_S))
-        if time.monotonic() >= end:
-            return
-        rig.say(f"{fault.name}")
-        fault.run(rig)
-        rig.say(f"{fault.name} is over; {rig.flow.done()} rollouts done")
+    drawn = order(dice, faults)
+    with ThreadPoolExecutor(2) as pool:
+        while True:
+            time.sleep(dice.uniform(*REST_S))
+            if time.monotonic() >= end:
+                return
+            chosen = together(dice, drawn)
+            names = " and ".join(fault.name for fault in chosen)
+            rig.say(names)
+            for done in [pool.submit(fault.run, rig) for fault in chosen]:
+                done.result()
+            rig.say(f"{names}: over; {rig.flow.done()} rollouts done")
 
 
 def shown(console: Console, checked: Sequence[Checked]) -> None:

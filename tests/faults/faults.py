@@ -11,13 +11,16 @@ from . import inputs
 from .flow import LIMITS
 from .rig import Rig
 
-Kind = Literal["kill", "freeze", "broker", "clickhouse", "registry", "input", "producer", "clock", "rebalance"]
+Kind = Literal["kill", "freeze", "broker", "clickhouse", "registry", "input", "producer"]
 HALF_DONE_S = 30.0
 # A group member is given up after 6 s, a worker's attempt after LIMITS.unresponsive_s.
 PAST_SESSION_S = 9.0
 STORMS = 3
 STORM_S = 2.0
 SLOW_BYTES_PER_S = 60_000.0
+PARTS = frozenset(
+    {"controller", "assembler", "worker", "gateway", "sink", "trainer", "clickhouse", "registry", "broker"}
+)
 
 
 def nothing(rig: Rig) -> None:
@@ -36,6 +39,12 @@ class Fault:
     hold_s: float = 3.0  # seconds between the two
     full_s: float | None = None  # where nobody is in a hurry
     nodes: int = 1  # brokers that it needs
+    touches: str = ""  # further parts that it starts, ends or cuts off, beside those in its name
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """What no other fault may touch at the same time."""
+        return frozenset(self.name.split("_")) & PARTS | frozenset(self.touches.split())
 
     def run(self, rig: Rig, *, full: bool = False) -> None:
         """Does it, waits, undoes it."""
@@ -180,7 +189,7 @@ FAULTS: tuple[Fault, ...] = (
           hold_s=PAST_SESSION_S),
     Fault("worker_killed", "kill", mid_stream("worker-a"), start("worker-a")),
     Fault("gateway_killed", "kill", mid_stream("gateway"), start("gateway")),
-    Fault("sink_killed", "kill", between_insert_and_commit, start("sink-a")),
+    Fault("sink_killed", "kill", between_insert_and_commit, start("sink-a"), touches="clickhouse"),
     Fault("trainer_killed", "kill", kill("trainer"), start("trainer")),
     Fault("worker_frozen", "freeze", frozen("worker-a"), thawed("worker-a"), hold_s=LIMITS.unresponsive_s + 3),
     Fault("controller_frozen", "freeze", frozen("controller-a", "controller-b"), thawed("controller-a", "controller-b"),
@@ -191,17 +200,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault("broker_killed", "broker", lambda rig: rig.kafka.kill(), lambda rig: rig.kafka.start(), hold_s=1.0),
     Fault("broker_frozen", "broker", lambda rig: rig.kafka.pause(), lambda rig: rig.kafka.resume(), hold_s=8.0),
     Fault("one_of_three_brokers_killed", "broker", lambda rig: rig.kafka.kill(2), lambda rig: rig.kafka.start(2),
-          hold_s=10.0, nodes=3),
+          hold_s=10.0, nodes=3, touches="broker"),
     Fault("clickhouse_away", "clickhouse", lambda rig: rig.clickhouse.shut(), lambda rig: rig.clickhouse.open(),
           hold_s=10.0, full_s=60.0),
     Fault("slow_disk", "clickhouse", lambda rig: rig.clickhouse.throttle(SLOW_BYTES_PER_S),
-          lambda rig: rig.clickhouse.open(), hold_s=10.0),
-    Fault("registry_away_at_start", "registry", registry_away_at_start, lambda rig: rig.registry.open(), hold_s=6.0),
+          lambda rig: rig.clickhouse.open(), hold_s=10.0, touches="clickhouse"),
+    Fault("registry_away_at_start", "registry", registry_away_at_start, lambda rig: rig.registry.open(), hold_s=6.0,
+          touches="controller assembler gateway worker sink"),
     Fault("registry_away", "registry", registry_away_for_a_new_schema, lambda rig: rig.registry.open(), hold_s=6.0),
-    Fault("poison", "input", lambda rig: inputs.poison(rig.settings, rig.fed), hold_s=1.0),
+    # for long enough that a thousand messages and more lie in each topic that rollouts go through
+    Fault("poison", "input", lambda rig: inputs.poison(rig.settings, rig.fed), hold_s=1.0, full_s=150.0),
     Fault("outsized", "input", lambda rig: inputs.outsized(rig.settings, rig.fed), hold_s=1.0),
     Fault("duplicate_producers", "producer", twice, once, hold_s=5.0),
-    Fault("clocks_off", "clock", wrong_clocks, right_clocks, hold_s=12.0),
-    Fault("rebalance_storm", "rebalance", storm, hold_s=1.0),
+    Fault("clocks_off", "producer", wrong_clocks, right_clocks, hold_s=12.0, touches="worker"),
+    Fault("rebalance_storm", "kill", storm, hold_s=1.0, touches="assembler sink"),
 )  # fmt: skip
 BY_NAME = {fault.name: fault for fault in FAULTS}

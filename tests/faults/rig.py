@@ -33,7 +33,7 @@ AGENT = f"{HERE / 'fault_agent.py'}:agent"
 SLOTS = 4
 CLOCK_OFF_S = 3600
 GROUPS_PER_BATCH = 2
-READY_S = 90.0
+READY_S = 180.0
 # A frozen worker is found out after 9 s, a dead one's claims after 6; then its attempts are run anew.
 PATIENCE_S = 120.0
 LOOK_S = 0.2

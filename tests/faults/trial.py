@@ -11,15 +11,20 @@ from .rig import GROUPS_PER_BATCH, Rig
 
 # Rollouts go on for so long behind the fault: what is broken for good must not be missed.
 AFTER_S = 3.0
+# Only these may end a process that nobody killed: its broker or its place was gone for longer than it is patient.
+MAY_END = ("kill", "freeze", "broker")
 
 
 def trial(rig: Rig, fault: Fault, *, full: bool = False) -> None:
     """Rollouts flow before, during and after a fault; all end, and the audit finds nothing. Raises AssertionError."""
     seconds = (fault.full_s if full and fault.full_s is not None else fault.hold_s) + AFTER_S
     batches = math.ceil(seconds * rig.rate / GROUP_SIZE / GROUPS_PER_BATCH)
+    ended = len(rig.parts.ended)
     rig.flow.ask(batches * GROUPS_PER_BATCH)
     rig.progress(GROUP_SIZE)
     fault.run(rig, full=full)
     rig.settle()
+    gone = [(e.name, e.last_words) for e in rig.parts.ended[ended:]]
+    assert not gone or fault.kind in MAY_END, f"{fault.name} has to be borne; these ended: {gone}"
     found = discrepancies(rig.audit())
     assert not found, f"{len(found)} discrepancies after {fault.name}: {found[:20]}"
