@@ -28,7 +28,7 @@ from ..infra.kafka import Member, Message
 from ..infra.landing import Landings
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
-from ..infra.registry import Registry
+from ..infra.registry import connect as connect_registry
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, InvalidRecord, Unavailable
 from ..schemas.serde import Decoder, SchemaLookup
@@ -100,7 +100,7 @@ class Sink:
         """Batches, each with its landing table; records whose schema cannot be landed are refused."""
         for batch in batches.inserts():
             try:
-                yield batch, self._landings.table(TOPICS[batch.topic], batch.writer_schema)
+                yield batch, self._landings.table(TOPICS[batch.topic], batch.writer_schema, long=batch.long)
             except InvalidRecord as error:
                 for message, _ in batch.rows:
                     batches.refuse(message, error)
@@ -190,7 +190,7 @@ class SinkService:
             if (producer := _reach(lambda: Producer(settings, GROUP), stop)) is None:
                 return
             stack.callback(producer.close)
-            registry = stack.enter_context(closing(Registry(settings.registry_url)))
+            registry = stack.enter_context(closing(connect_registry(settings)))
             figures = SinkFigures(telemetry.meter(settings, "sink"))
             stack.callback(figures.close)
             sink = Sink(client, registry, Quarantine(producer, GROUP, settings.dlq_limit), figures=figures)

@@ -16,7 +16,7 @@ from spanloop.consumers.sink import GROUP as SINK_GROUP
 from spanloop.consumers.sink import SINK_TOPICS
 from spanloop.infra.kafka import Reader
 from spanloop.infra.lag import Lag
-from spanloop.infra.registry import Registry
+from spanloop.infra.registry import connect
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import SpanloopError, Unavailable
 from spanloop.schemas.records import Decision, Resource, Trajectory
@@ -40,7 +40,7 @@ class Monitor:
 
     def __init__(self, settings: Settings, run_id: str) -> None:
         self._run_id = run_id
-        self._registry = Registry(settings.registry_url)
+        self._registry = connect(settings)
         self._decoder = Decoder(self._registry)
         self._reader = Reader(settings, "demo-monitor")
         self._reader.assign_topics([TRAJECTORIES, DECISIONS, RESOURCES, DEAD_LETTERS])

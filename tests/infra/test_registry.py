@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
@@ -13,9 +16,9 @@ import pytest
 from spanloop.infra import registry as registry_module
 from spanloop.infra.embedded_registry import EmbeddedRegistry
 from spanloop.infra.real_kafka import free_port
-from spanloop.infra.registry import NOT_FOUND_TRIES, Registry, encoder, register_all, wait_for_registry
+from spanloop.infra.registry import NOT_FOUND_TRIES, Registry, connect, encoder, register_all, wait_for_registry
 from spanloop.infra.settings import Settings
-from spanloop.schemas.errors import InvalidRecord, SchemaMismatch, Unavailable, UnknownSchemaId
+from spanloop.schemas.errors import ConfigError, InvalidRecord, SchemaMismatch, Unavailable, UnknownSchemaId
 from spanloop.schemas.records import Task
 from spanloop.schemas.serde import SCHEMA_ID_HEADER, Decoder, encode_body, frame, schema_json
 from spanloop.schemas.topics import SPANS, TASKS, TOPICS
@@ -163,3 +166,50 @@ def test_the_wait_at_the_start_ends_when_told_to_stop() -> None:
     stop = threading.Event()
     stop.set()
     assert not wait_for_registry(Settings(registry_url="http://127.0.0.1:1"), stop)
+
+
+class _Guarded(BaseHTTPRequestHandler):
+    """A registry that lets in whoever knows the password."""
+
+    def do_GET(self) -> None:
+        known = self.headers.get("Authorization") == "Basic " + b64encode(b"me:r3g-pw").decode()
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(b'{"compatibilityLevel": "NONE"}')
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Guarded) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_user_and_a_password_come_from_the_settings_or_the_address(guarded: str) -> None:
+    by_settings = Settings(registry_url=f"http://{guarded}", registry_user="me", registry_password="r3g-pw")
+    for settings in (by_settings, Settings(registry_url=f"http://me:r3g-pw@{guarded}")):
+        with closing(connect(settings)) as registry:
+            registry.check()
+    assert "r3g-pw" not in repr(by_settings)
+
+
+def test_a_refused_user_is_told_and_no_password_is(guarded: str) -> None:
+    settings = Settings(registry_url=f"http://me:wr0ng-pw@{guarded}")
+    with closing(connect(settings)) as registry, pytest.raises(ConfigError, match=r"401.*registry_password") as caught:
+        registry.check()
+    assert "wr0ng-pw" not in str(caught.value)
+    away_at = connect(Settings(registry_url="http://me:wr0ng-pw@127.0.0.1:1"))
+    with closing(away_at) as registry, pytest.raises(Unavailable, match=r"me:\*\*\*@127\.0\.0\.1:1 cannot") as away:
+        registry.check()
+    assert "wr0ng-pw" not in str(away.value)
+
+
+def test_a_ca_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"registry_ca: /no/such\.pem"):
+        connect(Settings(registry_url="https://127.0.0.1:1", registry_ca="/no/such.pem"))
