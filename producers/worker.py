@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
-from ..infra import process
+from ..infra import process, telemetry
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Message, Reader
 from ..infra.producer import Producer
@@ -27,6 +27,7 @@ from ..infra.quarantine import Quarantine
 from ..infra.registry import connect, wait_for_registry
 from ..infra.settings import Settings
 from ..infra.taking import Taking
+from ..infra.telemetry import Counters
 from ..schemas import ids
 from ..schemas.errors import ConfigError, DeliveryFailed
 from ..schemas.records import Assignment, Resource, Worker
@@ -129,6 +130,7 @@ class WorkerService:
             changed=lambda: beats.changed(),
         )
         beats = Heartbeats(producer, self._clock, lambda: self._beat(attempts), attempts.heard)
+        figures = Counters(telemetry.meter(self._settings, "worker"), self._clock)
         registry = connect(self._settings)
         reader = Reader(self._settings, f"worker-{self.worker_id}")
         quarantine = Quarantine(producer, "worker", self._settings.dlq_limit)
@@ -140,6 +142,10 @@ class WorkerService:
                 beats.start()
             while not stop.is_set():
                 self._turn(reader, taking, attempts)
+                if figures.due():
+                    figures.tell("spanloop.records", producer.delivered)
+                    figures.tell("spanloop.dropped", spool.dropped)
+                    figures.tell("spanloop.dead_letters", quarantine.count)
             self._leaving = True
             beats.changed()
             self._drain(reader, Decoder(registry), quarantine, attempts)
@@ -147,6 +153,7 @@ class WorkerService:
             self._leave(producer, spool, attempts, beats)
             reader.close()
             registry.close()
+            figures.meter.close()
 
     def _slots(self) -> Slots:
         if self._policy.isolation == "process":

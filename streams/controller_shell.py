@@ -13,14 +13,16 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from ..infra import process
+from ..infra import process, telemetry
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import METADATA_TIMEOUT_S, Member, Message, Names, Position, wait_for_broker
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
+from ..infra.read_lag import read_lag
 from ..infra.registry import connect, encoder, wait_for_registry
 from ..infra.settings import Settings
 from ..infra.taking import Taking
+from ..infra.telemetry import Counters
 from ..schemas.errors import InvalidRecord, SpanloopError, Unavailable
 from ..schemas.records import Attempt, Decision, Resource, Task, Worker
 from ..schemas.serde import Decoder
@@ -74,6 +76,7 @@ class ControllerService:
         self._ends = Producer(self._settings, "controller-ends", encode=self._encode)
         quarantine = Quarantine(self._ends, GROUP, self._settings.dlq_limit, self._clock)
         self._taking = Taking(decoder, quarantine, stop)
+        self._figures = Counters(telemetry.meter(self._settings, GROUP))
         self._again = Taking(decoder, None, stop)
         try:
             while not stop.is_set():
@@ -81,6 +84,7 @@ class ControllerService:
         finally:
             registry.close()
             _close(self._ends)
+            self._figures.meter.close()
 
     def _serve(self, stop: threading.Event) -> None:
         """One membership in the group; ends at `stop`, or with a transaction that was aborted."""
@@ -112,6 +116,15 @@ class ControllerService:
         self.events += len(events)
         if messages:
             self._lost_terms = 0
+        if self._figures.due():
+            self._tell(self._figures)
+
+    def _tell(self, figures: Counters) -> None:
+        figures.tell("spanloop.records", self.events)
+        if self._taking.quarantine is not None:
+            figures.tell("spanloop.dead_letters", self._taking.quarantine.count)
+        for topic, lag in read_lag(self._member).items():
+            figures.meter.add("spanloop.read_lag", lag, topic=topic)
 
     def _take_office(self, positions: list[Position]) -> None:
         """Runs inside the rebalance, before the first message: fence, then read what is known."""

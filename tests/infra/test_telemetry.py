@@ -4,11 +4,13 @@ import sys
 from typing import Any
 
 import pytest
+from fake_meter import FakeMeter
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from spanloop.infra import telemetry
+from spanloop.infra.clock import ManualClock
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.semconv import METRICS
@@ -83,3 +85,20 @@ def test_a_missing_exporter_is_named_with_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
     with pytest.raises(ConfigError, match="pip install opentelemetry-exporter-otlp-proto-http"):
         telemetry.meter(Settings(otel_endpoint="http://127.0.0.1:4318"), "gateway")
+
+
+def test_counters_are_told_by_what_came_since_once_a_second() -> None:
+    clock, meter = ManualClock(), FakeMeter()
+    counters = telemetry.Counters(meter, clock)
+    assert [counters.due(), counters.due()] == [True, False]
+    clock.advance(telemetry.TELL_EVERY_S)
+    assert counters.due()
+    for total in (3, 3, 5):
+        counters.tell("spanloop.records", total, topic="spans")
+    counters.tell("spanloop.records", 1, topic="rewards")
+    assert meter.added == [
+        ("spanloop.records", 3, {"topic": "spans"}),
+        ("spanloop.records", 2, {"topic": "spans"}),
+        ("spanloop.records", 1, {"topic": "rewards"}),
+    ]
+    assert not telemetry.Counters(telemetry.OFF, clock).due()
