@@ -165,7 +165,7 @@ def test_a_grace_begun_before_a_crash_ends_without_new_input(
     each_settings: Settings, producer: Producer
 ) -> None:  # SP-27
     with running(each_settings, Policy(grace_s=3600)):
-        spans = [llm("s1", [1], [2], parent="s0"), span("s2", "s1", seq=2), span("s3", "s1", seq=3)]
+        spans = [llm("s1", [1], [2], parent="s0"), span("s2", "s1", 110, 120, seq=2), span("s3", "s1", 130, 140, seq=3)]
         producer.send(batch(*spans, begin=True, end=end(span_count=3)))
         producer.flush()
         all_of(each_settings, ATTEMPTS, lambda r: len(r) >= 2)
