@@ -99,6 +99,17 @@ def script(name: str, *arguments: object, environment: Mapping[str, str] | None 
     )
 
 
+def stop_with_owner(folders: Sequence[Path]) -> subprocess.Popen[bytes]:
+    """A process that stops what runs in the folders once its input ends, which is when this process is gone."""
+    return subprocess.Popen(
+        ["bash", str(files("spanloop.infra") / "kafka" / "stop_with_owner.sh"), *map(str, folders)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C that ends the owner is not for it
+    )
+
+
 def finish(processes: Sequence[subprocess.Popen[str]], timeout_s: float = START_TIMEOUT_S) -> None:
     """Waits for scripts. Raises Unavailable with what the failed ones said."""
     failures: list[str] = []

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..schemas.errors import ConfigError, Unavailable
-from .kafka_node import LOOPBACK, KafkaNode, finish, script
+from .kafka_node import LOOPBACK, KafkaNode, finish, script, stop_with_owner
 
 K = TypeVar("K", bound="RealKafka")
 
@@ -96,7 +96,9 @@ class RealKafka:
         port = port or free_port(together=PORTS * nodes)
         self.replication = nodes
         self._nodes = {n: self._node(n, port, nodes) for n in range(1, nodes + 1)}
+        self._folders = [self._registry, *(node.folder for node in self._nodes.values())]
         self._own()
+        self._watch = stop_with_owner(self._folders)
         self.bootstrap = ",".join(f"{LOOPBACK}:{node.port}" for node in self._nodes.values())
         self._registry_port = (registry_port or free_port()) if registry else 0
         self.registry_url = f"http://{LOOPBACK}:{self._registry_port}{CCOMPAT}" if registry else ""
@@ -126,7 +128,7 @@ class RealKafka:
             raise ConfigError(
                 f"{self._owner.parent} is in use by process {self._owner.read_text()}: choose another home"
             )
-        self.close()
+        self._stop_all()
         self._owner.parent.mkdir(parents=True, exist_ok=True)
         self._owner.write_text(str(os.getpid()))
 
@@ -205,13 +207,15 @@ class RealKafka:
 
     def close(self, *, wipe: bool = False) -> None:
         """Stops everything; `wipe` removes the data."""
-        extra = ["--wipe"] if wipe else []
+        self._stop_all(*(["--wipe"] if wipe else []))
+        self._watch.communicate(timeout=STOP_TIMEOUT_S)  # ends its input; it finds nothing left to stop
+        self._owner.unlink(missing_ok=True)
+
+    def _stop_all(self, *flags: str) -> None:
         for node in self._nodes.values():
             node.signal(signal.SIGCONT)  # one that is held would not hear that it is to end
-        folders = [self._registry, *(node.folder for node in self._nodes.values())]
-        for process in [script("stop_kafka.sh", folder, *extra) for folder in folders]:
+        for process in [script("stop_kafka.sh", folder, *flags) for folder in self._folders]:
             process.communicate(timeout=STOP_TIMEOUT_S)
-        self._owner.unlink(missing_ok=True)
 
     def __enter__(self: K) -> K:
         return self

@@ -122,6 +122,33 @@ def test_starting_again_what_runs_changes_nothing(real_kafka: RealKafka) -> None
 
 @pytest.mark.kafka
 @pytest.mark.slow
+def test_a_broker_does_not_outlive_an_owner_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from spanloop.infra.real_kafka import RealKafka
+with RealKafka(Path({str(tmp_path)!r}), registry=False):
+    print("serves", flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "serves\n"
+            broker = int((tmp_path / "kafka" / "pid").read_text())
+            os.kill(broker, 0)
+        finally:
+            owner.kill()
+    until(lambda: not _runs(broker), "the broker to end")
+
+
+def _runs(pid: int) -> bool:
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(told.strip()) and not told.strip().startswith("Z")
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_a_cluster_of_three_serves_while_one_of_it_is_killed(
     real_cluster: RealCluster, registry: EmbeddedRegistry, tmp_path: Path
 ) -> None:
