@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from ..infra.kafka import Message, Position
+from ..infra.landing_targets import MAX_VALUE_BYTES
 from ..schemas.errors import InvalidRecord
 from ..schemas.serde import HEADER, fingerprint, split
 from .avro_container import Container
@@ -22,15 +23,16 @@ WriterOf = Callable[["int | str"], str]
 
 @dataclass(frozen=True, slots=True)
 class InsertBatch:
-    """Records of one topic and one writer schema, partition by partition in offset order."""
+    """Records of one topic and one writer schema, partition by partition in offset order, all long or none."""
 
     topic: str
     writer_schema: str
+    long: bool
     rows: tuple[Row, ...]
 
     @property
     def token(self) -> str:
-        """topic:partition:first-last[,partition:first-last…]:fingerprint.
+        """topic:partition:first-last[,partition:first-last…]:fingerprint[:long].
 
         Equal for equal batches, so that a repeated insert of the very same batch is dropped.
         """
@@ -38,7 +40,7 @@ class InsertBatch:
         for m, _ in self.rows:
             ranges[m.partition] = (ranges.get(m.partition, (m.offset, 0))[0], m.offset)
         spelled = ",".join(f"{p}:{first}-{last}" for p, (first, last) in ranges.items())
-        return f"{self.topic}:{spelled}:{fingerprint(self.writer_schema)}"
+        return f"{self.topic}:{spelled}:{fingerprint(self.writer_schema)}{':long' if self.long else ''}"
 
     def container(self) -> bytes:
         """The batch as one Avro object container."""
@@ -76,7 +78,7 @@ class Batches:
         read: what is to be logged as read; without it, from each partition's first record to its last one.
         """
         self.portions: dict[Position, Portion] = {}
-        self._rows: dict[tuple[str, str], list[Row]] = {}
+        self._rows: dict[tuple[str, str, bool], list[Row]] = {}
         ask = _once(writer_of)
         held: dict[Position, list[Message]] = {position: [] for position in read or ()}
         for m in messages:
@@ -91,9 +93,9 @@ class Batches:
 
     def inserts(self) -> Iterator[InsertBatch]:
         """Batches of bounded size."""
-        for (topic, schema), rows in self._rows.items():
+        for (topic, schema, long), rows in self._rows.items():
             for taken in _cut(rows):
-                yield InsertBatch(topic, schema, tuple(taken))
+                yield InsertBatch(topic, schema, long, tuple(taken))
 
     def refuse(self, message: Message, error: InvalidRecord) -> None:
         """Notes a record that cannot be taken."""
@@ -110,18 +112,20 @@ class Batches:
             value = m.value
             if value is None:
                 portion.tombstones.append(m)
-            elif not m.headers and (rows := by_frame.get(value[: HEADER.size])) is not None:
+                continue
+            long = len(value) > MAX_VALUE_BYTES
+            if not m.headers and not long and (rows := by_frame.get(value[: HEADER.size])) is not None:
                 rows.append((m, value[HEADER.size :]))
-            else:
-                try:
-                    schema_id, body = split(value, m.headers)
-                    rows = self._rows.setdefault((portion.topic, writer_of(schema_id)), [])
-                except InvalidRecord as error:
-                    self.refuse(m, error)
-                    continue
-                rows.append((m, body))
-                if len(body) < len(value):
-                    by_frame[value[: HEADER.size]] = rows
+                continue
+            try:
+                schema_id, body = split(value, m.headers)
+                rows = self._rows.setdefault((portion.topic, writer_of(schema_id), long), [])
+            except InvalidRecord as error:
+                self.refuse(m, error)
+                continue
+            rows.append((m, body))
+            if not long and len(body) < len(value):
+                by_frame[value[: HEADER.size]] = rows
 
 
 def _cut(rows: list[Row]) -> Iterator[list[Row]]:

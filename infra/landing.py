@@ -38,15 +38,16 @@ class Landing:
     statements: tuple[str, ...]
 
 
-def plan(topic: Topic, writer_schema: str, columns: Mapping[str, Mapping[str, str]]) -> Landing:
+def plan(topic: Topic, writer_schema: str, columns: Mapping[str, Mapping[str, str]], *, long: bool = False) -> Landing:
     """The landing table of a topic's records written with a schema.
 
-    columns: target table -> its columns' types. Raises InvalidRecord for a schema that ClickHouse cannot read.
+    columns: target table -> its columns' types. long: for records of over MAX_VALUE_BYTES. Raises InvalidRecord for a
+    schema that ClickHouse cannot read.
     """
     writer, reader = Schema(writer_schema), Schema(schema_json(topic.record))
     targets = [t for t in TARGETS[topic.name] if not t.explode or writer.field(writer.root, t.explode)]
     body = ", ".join(f"{quote(n)} {t}" for n, t in [*LINEAGE.items(), *writer.columns()])
-    selects = [(t.table, select(t, writer, reader, columns[t.table])) for t in targets]
+    selects = [(t.table, select(t, writer, reader, columns[t.table], long=long)) for t in targets]
     digest = hashlib.sha256(repr((body, selects)).encode()).hexdigest()[:8]
     table = f"landing_{topic.name.replace('-', '_')}_{fingerprint(writer_schema)}_{digest}"
     views = (
@@ -57,18 +58,20 @@ def plan(topic: Topic, writer_schema: str, columns: Mapping[str, Mapping[str, st
     return Landing(table, (f"CREATE TABLE IF NOT EXISTS {quote(table)} ({body}) ENGINE = Null", *views))
 
 
-def select(target: Target, writer: Schema, reader: Schema, columns: Mapping[str, str]) -> str:
+def select(target: Target, writer: Schema, reader: Schema, columns: Mapping[str, str], *, long: bool = False) -> str:
     """The query that turns landed records into a target's rows; {landing} stands for the landing table."""
     places = _Places(target, writer, reader)
+    templates = {**target.columns, **target.long} if long else target.columns
     values = {
-        column: places.sql(target.columns.get(column) or _template(target, column, reader, places.elements))
+        column: places.sql(templates.get(column) or _template(target, column, reader, places.elements))
         for column in columns
         if column not in MADE
     }
-    texts = {column: values[column] for column in target.texts if column in values}
+    texts = {column: values[column] for column in target.texts if column in values} if long else {}
     made = {"unknown_fields": places.unknown_fields(), "capped": places.capped(texts)}
     values |= {column: _cut(value, is_text=column != "raw") for column, value in texts.items()}
-    parts = (f"  {_fitted(made.get(c) or values[c], kind)} AS {quote(c)}" for c, kind in columns.items())
+    values |= {column: value for column, value in made.items() if value and column in columns}
+    parts = (f"  {_fitted(values[c], kind)} AS {quote(c)}" for c, kind in columns.items() if c in values)
     query = "SELECT\n" + ",\n".join(parts) + "\nFROM {landing}" + places.joined()
     return query + (f"\nWHERE {PLACE.sub(lambda m: _landed(places.of(m[1])), target.where)}" if target.where else "")
 
@@ -92,10 +95,10 @@ class _Places:
         return PLACE.sub(lambda m: self.of(m[1]), template)
 
     def unknown_fields(self) -> str:
-        """A map of the fields that only the writer has."""
+        """A map of the fields that only the writer has; empty where there are none."""
         paths = [p for p in foreign(self._writer, self._reader, self.elements) if p.split(".")[0] != self._target.apart]
         pairs = ", ".join(f"{literal(path)}, {self._json(path)}" for path in paths)
-        return f"map({pairs})" if pairs else f"CAST(map(), {literal(MADE['unknown_fields'])})"
+        return f"map({pairs})" if pairs else ""
 
     def _json(self, path: str) -> str:
         """A field of the writer's."""
@@ -103,18 +106,13 @@ class _Places:
         return _cut(f"ifNull(toJSONString({value}), 'null')")
 
     def capped(self, texts: Mapping[str, str]) -> str:
-        """Column -> (bytes, SHA-256) of texts that are too long; nearly always of none, which their lengths tell."""
-        kind = literal(MADE["capped"])
-        if not texts:
-            return f"CAST(map(), {kind})"
-        whole = {column: self._own(value) for column, value in texts.items()}
-        longest = f"arrayMax([{', '.join(f'ifNull(length({value}), 0)' for value in whole.values())}])"
+        """A map of the texts that are too long, column -> (bytes, SHA-256); empty where there can be none."""
         marks = ", ".join(
             f"({literal(column)}, (ifNull(length({value}), 0), lower(hex(SHA256(ifNull({value}, ''))))))"
-            for column, value in whole.items()
+            for column, value in ((c, self._own(v)) for c, v in texts.items())
         )
-        some = f"arrayFilter(x -> x.2.1 > {MAX_VALUE_BYTES}, [{marks}])"
-        return f"if({longest} > {MAX_VALUE_BYTES}, CAST({some}, {kind}), CAST(map(), {kind}))"
+        too_long = f"arrayFilter(x -> x.2.1 > {MAX_VALUE_BYTES}, [{marks}])"
+        return f"CAST({too_long}, {literal(MADE['capped'])})" if marks else ""
 
     def joined(self) -> str:
         """The clause that makes elements rows."""
@@ -166,14 +164,17 @@ class Landings:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._made: dict[tuple[str, str], str] = {}
+        self._made: dict[tuple[str, str, bool], str] = {}
         self._columns: dict[str, dict[str, str]] = {}
 
-    def table(self, topic: Topic, writer_schema: str) -> str:
-        """The landing table for a topic's records written with a schema. Raises InvalidRecord, Unavailable."""
-        key = (topic.name, writer_schema)
+    def table(self, topic: Topic, writer_schema: str, *, long: bool = False) -> str:
+        """The landing table for a topic's records written with a schema. Raises InvalidRecord, Unavailable.
+
+        long: for records of over MAX_VALUE_BYTES, whose values are capped.
+        """
+        key = (topic.name, writer_schema, long)
         if key not in self._made:
-            landing = plan(topic, writer_schema, self._target_columns())
+            landing = plan(topic, writer_schema, self._target_columns(), long=long)
             for statement in landing.statements:
                 self._client.command(statement)
             self._made[key] = landing.table

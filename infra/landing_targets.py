@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from ..schemas import semconv
 
-# Above what the SDK cuts a value at (768 KiB), so that nothing is cut twice; merges and people's queries bear it.
+# Above what the SDK cuts a value at (768 KiB), so that nothing is cut twice; merges and people's queries bear it. A
+# record that is not longer than that holds no such value, and is spared the looking.
 MAX_VALUE_BYTES = 1 << 20
 # Columns that no field fills.
 MADE = {
@@ -17,14 +18,16 @@ MADE = {
 NO_STRINGS: dict[str, str] = {}
 
 
+# Null values have no key in the map, nested ones are JSON text.
 PAIRS = "JSONExtractKeysAndValues({spans.attributes}, 'String')"
-# By the same marks as the SDK's. Only values of a text that is too long are looked at one by one.
-ATTRIBUTES = f"""if(length({{spans.attributes}}) <= {MAX_VALUE_BYTES}, {PAIRS}, arrayFlatten(arrayMap(x ->
+# By the same marks as the SDK's.
+CAPPED_PAIRS = f"""arrayFlatten(arrayMap(x ->
       if(length(x.2) <= {MAX_VALUE_BYTES}, [x], [
         (x.1, toValidUTF8(substring(x.2, 1, {MAX_VALUE_BYTES}))),
         (concat(x.1, '{semconv.TRUNCATED}'), 'true'),
         (concat(x.1, '{semconv.LENGTH}'), toString(length(x.2))),
-        (concat(x.1, '{semconv.SHA256}'), lower(hex(SHA256(x.2))))]), {PAIRS})))"""
+        (concat(x.1, '{semconv.SHA256}'), lower(hex(SHA256(x.2))))]), {PAIRS}))"""
+ATTRIBUTES = "CAST({}, 'Map(LowCardinality(String), String)')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +35,14 @@ class Target:
     """How one table is filled from one topic.
 
     A column takes the field of its name, or of its name with _ns, from the first of `paths` that has it; `columns`
-    says otherwise, as SQL with {paths}. texts: columns that may be long. explode: the array whose elements are the
-    rows. where: which records. apart: fields that are another target's.
+    says otherwise, as SQL with {paths}, and `long` in records that may hold values to be capped; texts: columns that
+    then are. explode: the array whose elements are the rows. where: which records. apart: another target's fields.
     """
 
     table: str
     paths: Sequence[str] = ("",)
     columns: Mapping[str, str] = field(default_factory=lambda: NO_STRINGS)
+    long: Mapping[str, str] = field(default_factory=lambda: NO_STRINGS)
     texts: Sequence[str] = ()
     explode: str = ""
     where: str = ""
@@ -62,9 +66,9 @@ SPANS = Target(
         "payload_uri": "{spans.call.payload.uri}",
         "payload_sha256": "{spans.call.payload.sha256}",
         "payload_bytes": "{spans.call.payload.bytes}",
-        # null values have no key in the map, nested ones are JSON text
-        "attributes": f"CAST({ATTRIBUTES}, 'Map(LowCardinality(String), String)')",
+        "attributes": ATTRIBUTES.format(PAIRS),
     },
+    long={"attributes": ATTRIBUTES.format(CAPPED_PAIRS)},
     texts=("status_message", "events", "links", "resource", "request", "response"),
     explode="spans",
     apart="end",
