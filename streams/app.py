@@ -2,7 +2,6 @@
 
     spans, rewards ─▶ Faust (group, assignment, fetching) ─▶ Shell ─▶ Assembler
                                                           ◀─ offsets to commit
-
     SPANLOOP_BOOTSTRAP=… faust -A spanloop.streams.app worker --without-web
 
 Faust gives partitions and records. The records are taken as its consumer fetched them: its streams cost a third of a
@@ -28,9 +27,9 @@ from ..infra.kafka import Names, Position, lost
 from ..infra.process import new_loop
 from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
-from ..schemas.errors import ConfigError, SpanloopError, Unavailable
-from ..schemas.topics import BIG_MAX_BYTES, REWARDS, SPANS
-from .credentials import credentials
+from ..schemas.errors import ConfigError, SpanloopError
+from ..schemas.topics import REWARDS, SPANS
+from .faust_settings import faust_settings
 from .faust_types import (
     TP,
     App,
@@ -44,11 +43,11 @@ from .faust_types import (
 )
 from .first_offsets import commit_first_offsets, committed_offsets
 from .messages import SOURCES, Policy, Source
+from .offsets import overtaken
 from .shell import NAME, Shell
 
 log = logging.getLogger(__name__)
 
-BATCH = 500
 QUEUED_BATCHES = 4
 FETCH_TIMEOUT_S = 1.0
 FETCH_WAIT_MS = 50
@@ -57,8 +56,6 @@ COMMIT_S = 0.2
 STOP_POLL_S = 0.05
 # What is not committed by then is read again at the next start.
 LAST_COMMIT_S = 1.0
-# Faust warns of partitions without commits; ours are held back for as long as an attempt is open.
-NEVER_S = 1e9
 
 
 class _ConsumerOnly(BootStrategy):
@@ -113,8 +110,7 @@ class AssemblerApp(App):
 
     async def on_first_start(self) -> None:
         await super().on_first_start()
-        if not await asyncio.to_thread(wait_for_registry, self.settings, self._leaving):
-            raise Unavailable("told to stop while waiting for the schema registry")
+        await asyncio.to_thread(wait_for_registry, self.settings, self._leaving)
         await asyncio.to_thread(commit_first_offsets, self.settings, NAME)
         self.shell = await asyncio.to_thread(self.make_shell)
 
@@ -252,41 +248,6 @@ class AssemblerApp(App):
                 if (end := self.consumer.highwater(TP(self.names.full(source), p))) is not None:
                     found[source, p] = end
         return found
-
-
-def overtaken(committed: Mapping[Source, int], positions: Mapping[Source, int]) -> bool:
-    """Whether another member has had a partition meanwhile and got further, as happens to one that stood still.
-
-    Faust goes on from where the group is: what lies between was never seen here, and what it ended would stay open.
-    """
-    return any(committed[source] > positions[source] for source in SOURCES)
-
-
-def faust_settings(settings: Settings) -> dict[str, object]:
-    """Faust's settings; the traps they avoid are in its documentation and in docs/design.md.
-
-    Of settings.kafka, which is librdkafka's, what is about security counts here too. Raises ConfigError.
-    """
-    return {
-        "broker": [f"kafka://{host}" for host in settings.bootstrap.split(",")],
-        "broker_credentials": credentials(settings.kafka),
-        "store": "memory://",
-        "value_serializer": "raw",
-        "processing_guarantee": "at_least_once",
-        "consumer_auto_offset_reset": "none",
-        "consumer_max_fetch_size": BIG_MAX_BYTES,
-        "broker_session_timeout": settings.session_timeout_s,
-        "broker_heartbeat_interval": settings.session_timeout_s / 3,
-        "broker_request_timeout": max(10.0, settings.session_timeout_s + 1),
-        "broker_commit_livelock_soft_timeout": NEVER_S,
-        "broker_max_poll_records": BATCH,
-        "stream_wait_empty": False,
-        "stream_processing_timeout": NEVER_S,
-        "topic_allow_declare": False,
-        "topic_disable_leader": True,
-        "topic_partitions": settings.partitions,
-        "web_enabled": False,
-    }
 
 
 class AssemblerService:

@@ -7,8 +7,10 @@ commit        2                the next start reads from there
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from heapq import heapify, heappop, heappush
+
+from .messages import SOURCES, Source
 
 
 class Held:
@@ -64,3 +66,11 @@ class Held:
         self._count = {offset: n for offset, n in self._count.items() if n}
         self._heap = list(self._count)
         heapify(self._heap)
+
+
+def overtaken(committed: Mapping[Source, int], positions: Mapping[Source, int]) -> bool:
+    """Whether another member has had a partition meanwhile and got further, as happens to one that stood still.
+
+    Faust goes on from where the group is: what lies between was never seen here, and what it ended would stay open.
+    """
+    return any(committed[source] > positions[source] for source in SOURCES)
