@@ -54,13 +54,14 @@ def show(
     context: typer.Context,
     rollout: Annotated[str, typer.Argument(help="A rollout id, ro-…")],
     home: Annotated[Path | None, typer.Option(help="Folder of a finished run.")] = None,
+    messages: Annotated[bool, typer.Option("--messages", help="With what each call was sent and answered.")] = False,
 ) -> None:
     """Show one rollout: attempts, span tree, calls, rewards, rows."""
     from spanloop.consumers.query import opened
     from spanloop.show import rollout_tree
 
     with opened(settings_of(context), home) as query:
-        out.print(rollout_tree(query, rollout))
+        out.print(rollout_tree(query, rollout, messages=messages))
 
 
 @app.command()

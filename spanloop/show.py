@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,13 +12,20 @@ from rich.tree import Tree
 from spanloop.consumers.query import Query
 from spanloop.consumers.show import ShownAttempt, show
 from spanloop.schemas.errors import ConfigError
+from spanloop.schemas.messages import answers, of_request
 
 NS_PER_MS = 1_000_000
+# what of a message a line of the terminal holds
+MESSAGE_LENGTH = 200
+MESSAGES = "SELECT attempt_id, span_id, request, response FROM v_calls WHERE rollout_id = {id:String}"
 Row = Mapping[str, Any]
 
 
-def rollout_tree(query: Query, rollout_id: str) -> Tree:
-    """Attempts with their span trees, calls and rows, then rewards. Raises ConfigError for an unknown rollout."""
+def rollout_tree(query: Query, rollout_id: str, *, messages: bool = False) -> Tree:
+    """Attempts with their span trees, calls and rows, then rewards; `messages`: what each call was sent and answered.
+
+    Raises ConfigError for an unknown rollout.
+    """
     shown = show(query, rollout_id)
     if shown is None:
         raise ConfigError(f"nothing is stored of rollout {rollout_id!r}; `spanloop sql` lists them in v_rollouts")
@@ -25,8 +33,10 @@ def rollout_tree(query: Query, rollout_id: str) -> Tree:
     root = Tree(f"[bold]{rollout_id}[/] {state.get('status', 'unknown')} reward {state.get('final_reward')}")
     if state:
         root.add(escape(f"input {state['input']}"))
+    asked = query(MESSAGES, {"id": rollout_id}).dicts() if messages else []
+    talks = {(row["attempt_id"], row["span_id"]): row for row in asked}
     for attempt in shown.attempts:
-        _attempt(root, attempt)
+        _attempt(root, attempt, talks)
     rewards = root.add("rewards")
     for reward in shown.rewards:
         target = f" on span {reward['span_id']}" if reward["span_id"] else ""
@@ -34,7 +44,7 @@ def rollout_tree(query: Query, rollout_id: str) -> Tree:
     return root
 
 
-def _attempt(root: Tree, shown: ShownAttempt) -> None:
+def _attempt(root: Tree, shown: ShownAttempt, talks: Mapping[tuple[str, str], Row]) -> None:
     told = shown.attempt or {}
     final = ", final" if told.get("final") else ""
     branch = root.add(f"[bold]{shown.attempt_id}[/] {told.get('outcome') or told.get('status', '')}{final}")
@@ -42,6 +52,8 @@ def _attempt(root: Tree, shown: ShownAttempt) -> None:
     for node in shown.spans:
         del levels[node.depth + 1 :]
         levels.append(levels[-1].add(escape(_span(node.span))))
+        if talk := talks.get((shown.attempt_id, node.span.get("span_id"))):
+            _talk(levels[-1], talk)
     trajectory = shown.trajectory
     if trajectory is None:
         branch.add("no trajectory yet")
@@ -53,6 +65,17 @@ def _attempt(root: Tree, shown: ShownAttempt) -> None:
     _calls(made, shown.calls)
     for row in shown.rows:
         made.add(f"row {row['row']}: {row['tokens']} tokens, {row['trained_tokens']} by {row['policy']}")
+
+
+def _talk(branch: Tree, call: Row) -> None:
+    """The messages a call was sent, and its answers."""
+    sent = of_request(call["request"])
+    for message in [*sent.messages, *answers(call["response"])]:
+        said = message.get("content") or message.get("tool_calls") or ""
+        text = said if isinstance(said, str) else json.dumps(said)
+        branch.add(escape(f"{message['role']}: {text[:MESSAGE_LENGTH]}"))
+    for warning in sent.warnings:
+        branch.add(f"[yellow]{escape(warning)}[/]")
 
 
 def _calls(branch: Tree, calls: Sequence[Row]) -> None:

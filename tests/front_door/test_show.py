@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -110,3 +111,27 @@ def test_spans_stand_under_their_parents(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_unknown_rollout_is_refused_with_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"nothing is stored of rollout 'ro-1'; `spanloop sql` lists them"):
         drawn(monkeypatch, None)
+
+
+def test_what_a_call_was_sent_and_answered_is_shown_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(query: Query, rollout_id: str) -> Shown:
+        del query, rollout_id
+        return Shown(None, [attempt(spans=[span(0, "chat", span_id="s1")], made=False)], [])
+
+    class Asked:
+        def __call__(self, sql: str, parameters: dict[str, str]) -> Asked:
+            assert "v_calls" in sql
+            assert parameters == {"id": "ro-1"}
+            return self
+
+        def dicts(self) -> list[dict[str, Any]]:
+            request = {"messages": [{"role": "user", "content": "[q]"}, {"content": "?"}]}
+            response = {"choices": [{"message": {"role": "assistant", "content": "a"}}]}
+            texts = {"request": json.dumps(request), "response": json.dumps(response)}
+            return [{"attempt_id": "at-1", "span_id": "s1", **texts}]
+
+    monkeypatch.setattr(show, "show", found)
+    tree = show.rollout_tree(cast("Query", Asked()), "ro-1", messages=True)
+    (call,) = tree.children[0].children[0].children
+    assert [str(line.label) for line in call.children][:2] == [r"user: \[q]", "assistant: a"]
+    assert "message 1 has no role" in str(call.children[2].label)
