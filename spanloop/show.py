@@ -52,7 +52,7 @@ def _attempt(root: Tree, shown: ShownAttempt, talks: Mapping[tuple[str, str], Ro
     for node in shown.spans:
         del levels[node.depth + 1 :]
         levels.append(levels[-1].add(escape(_span(node.span))))
-        if talk := talks.get((shown.attempt_id, node.span.get("span_id"))):
+        if talk := talks.get((shown.attempt_id, node.span.get("span_id", ""))):
             _talk(levels[-1], talk)
     trajectory = shown.trajectory
     if trajectory is None:
