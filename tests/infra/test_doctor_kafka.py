@@ -17,7 +17,7 @@ from spanloop.infra.settings import Settings
 from spanloop.schemas.records import Task
 from spanloop.schemas.topics import ASSIGNMENTS, DAY_MS, REWARDS, SPANS, TASKS, TOPICS
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 DAY_S = 86_400.0
 # What depends on this machine, and on a ClickHouse that these settings have none of.
 ELSEWHERE = {"clickhouse", "disk", "packages", "java"}
