@@ -28,7 +28,7 @@ from spanloop.schemas.topics import TOPICS
 
 del cli_ask, cli_letters, cli_ops, cli_parts  # they register their commands
 COMMANDS = sorted(cast("Group", get_command(cli.app)).commands)
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 TRAINER = """
 run_id = "run"
 trainer_id = "tr"
