@@ -28,9 +28,7 @@ def init(settings: Settings) -> dict[str, int]:
     Raises ConfigError naming what contradicts the settings, Unavailable, SchemaMismatch.
     """
     client = admin(settings)
-    there = counts(settings, client)
-    if wrong := problems(settings, there):
-        raise ConfigError("; ".join(wrong))
+    there = check(settings, client)
     missing = [t for t in TOPICS.values() if t.name not in there]
     if missing:
         create(settings, missing, client)
@@ -43,6 +41,17 @@ def register(settings: Settings) -> dict[str, int]:
         for topic in TOPICS.values():
             registry.set_compatibility(topic.subject(settings.prefix))
         return register_all(registry, settings)
+
+
+def check(settings: Settings, client: AdminClient | None = None) -> dict[str, int]:
+    """Partitions of the topics there are. Raises ConfigError naming each with another number than the settings say.
+
+    A part that went on would read partitions that are not there, or miss those that it does not know of.
+    """
+    there = counts(settings, client)
+    if wrong := problems(settings, there):
+        raise ConfigError("; ".join(wrong))
+    return there
 
 
 def counts(settings: Settings, client: AdminClient | None = None) -> dict[str, int]:

@@ -12,8 +12,18 @@ import typer
 
 from spanloop.cli import app, connected, out, settings_of
 from spanloop.infra.process import run_until_signalled
+from spanloop.infra.settings import Settings
 from spanloop.parts import Together
 from spanloop.schemas.errors import ConfigError
+
+
+def ready(context: typer.Context, *needed: str) -> Settings:
+    """The settings once a broker answers whose topics fit them. Raises ConfigError, Unavailable."""
+    from spanloop.infra import admin
+
+    settings = connected(context, *needed)
+    admin.check(settings)
+    return settings
 
 
 @app.command()
@@ -53,7 +63,7 @@ def streams(
     """Run the controller and the assembler."""
     if only not in (None, "controller", "assembler"):
         raise ConfigError(f"--only {only}: expected controller or assembler")
-    settings = connected(context)
+    settings = ready(context)
     from spanloop.streams.app import AssemblerService
     from spanloop.streams.controller_shell import ControllerService
 
@@ -64,7 +74,7 @@ def streams(
 @app.command()
 def sink(context: typer.Context) -> None:
     """Write every topic to ClickHouse."""
-    settings = connected(context, "clickhouse_url")
+    settings = ready(context, "clickhouse_url")
     from spanloop.consumers.sink import SinkService
 
     run_until_signalled(SinkService(settings))
@@ -80,7 +90,7 @@ def gateway(
     ] = None,
 ) -> None:
     """Serve agents' model calls and record them."""
-    settings = connected(context)
+    settings = ready(context)
     from spanloop.producers.gateway import GatewayService
 
     run_until_signalled(GatewayService(settings, host=host, port=port, upstream_url=upstream))
@@ -108,7 +118,7 @@ def worker(
         recycle=recycle,
         drain_s=drain_s,
     )
-    settings = connected(context, "gateway_url")
+    settings = ready(context, "gateway_url")
     run_until_signalled(WorkerService(settings, agent, policy))
 
 
@@ -124,7 +134,7 @@ def engine(
     """Serve a policy and load each new version of it."""
     if (model is None) == (url is None):
         raise ConfigError("give either --model (starts the embedded engine) or --url (a running one)")
-    settings = connected(context)
+    settings = ready(context)
     from spanloop.infra.engine_process import EngineProcess
     from spanloop.trainer.loader import LoaderService
 
@@ -144,7 +154,7 @@ def train(
     from spanloop.trainer.config import load_config
 
     chosen = load_config(config)
-    settings = connected(context)
+    settings = ready(context)
     from spanloop.trainer.loop import TrainerService
 
     run_until_signalled(TrainerService(settings, chosen))

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
-from conftest import fresh_prefix
 
 from spanloop.infra import admin
 from spanloop.infra.real_kafka import RealKafka
@@ -26,7 +26,7 @@ def uneven(kafka: RealKafka, home: Path, wrong: Topic) -> Settings:
     settings = Settings(
         bootstrap=kafka.bootstrap,
         registry_url=kafka.registry_url,
-        prefix=fresh_prefix(),
+        prefix=f"t{uuid4().hex[:12]}",
         partitions=PARTITIONS,
         home=home,
     )
