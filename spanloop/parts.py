@@ -50,7 +50,7 @@ class Threads:
         """Raises PartFailed once any part has failed."""
         if self._failure is not None:
             name, error = self._failure
-            raise PartFailed(f"{name} failed: {error}") from error
+            raise PartFailed(f"{name} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Stops all parts and waits for them, the last started first to be waited for."""

@@ -49,6 +49,13 @@ def committed_offsets(settings: Settings, group: str, positions: Sequence[Positi
     return found
 
 
+def has_lost_offsets(settings: Settings, group: str) -> bool:
+    """Whether the broker has forgotten an offset of the group, rather than not told it in time. Raises Unavailable."""
+    positions = [(t.name, p) for t in (SPANS, REWARDS) for p in range(partitions(settings, t))]
+    found = _patiently(settings, group, lambda consumer, names: _committed(consumer, names, positions))
+    return any(offset < 0 for offset in found.values())
+
+
 def _patiently(settings: Settings, group: str, ask: Callable[[Consumer, Names], T]) -> T:
     """Asks the group's coordinator, which a broker that has just started may take a while to become."""
     consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))

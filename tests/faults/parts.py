@@ -19,7 +19,7 @@ LOOK_S = 0.2
 RESTART_S = 1.0
 TAIL = 3000
 # Infrastructure that stays away longer than a part is patient ends it with one of these, on purpose and by name.
-FORESEEN = re.compile(r"^(Unavailable|DeliveryFailed|Fenced|BackPressure): .*", re.M)
+FORESEEN = re.compile(r"^(?:PartFailed: \S+ failed: )?(Unavailable|DeliveryFailed|Fenced|BackPressure): .*", re.M)
 LAST_WORDS = 600  # characters; a message may be wrapped
 
 

@@ -68,7 +68,7 @@ def test_the_first_thread_that_fails_stops_all_and_is_raised() -> None:
     assert threads.stop.wait(DEADLINE_S)
     threads.close()
     assert waits.left
-    with pytest.raises(PartFailed, match=r"^first failed: no broker$") as raised:
+    with pytest.raises(PartFailed, match=r"^first failed: Unavailable: no broker$") as raised:
         threads.check()
     assert raised.value.__cause__ is error
 
@@ -103,7 +103,7 @@ def test_an_error_made_on_purpose_is_told_without_a_traceback(caplog: pytest.Log
 
 def test_together_stops_all_when_one_fails() -> None:
     waits = Waits()
-    with pytest.raises(PartFailed, match="fails failed: no broker"):
+    with pytest.raises(PartFailed, match="fails failed: Unavailable: no broker"):
         Together({"waits": waits, "fails": Fails(Unavailable("no broker"))}).run(threading.Event())
     assert waits.left
 
