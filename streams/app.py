@@ -23,11 +23,11 @@ from typing import cast
 
 from ..infra.clock import Clock
 from ..infra.kafka import Message as Raw
-from ..infra.kafka import Names, Position, lost
+from ..infra.kafka import Names, Position
 from ..infra.process import new_loop
 from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
-from ..schemas.errors import ConfigError, SpanloopError, Unavailable
+from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import REWARDS, SPANS
 from .faust_settings import faust_settings
 from .faust_types import (
@@ -41,7 +41,7 @@ from .faust_types import (
     Service,
     Transport,
 )
-from .first_offsets import commit_first_offsets, committed_offsets, has_lost_offsets
+from .first_offsets import commit_first_offsets, committed_offsets, meaning
 from .messages import SOURCES, Policy, Source
 from .offsets import overtaken
 from .shell import NAME, Shell
@@ -285,15 +285,8 @@ class AssemblerService:
                     raise
                 log.debug("stopping after a crash: %s", error)
             await asyncio.wait([starting])
-        if isinstance(app.crash_reason, NoOffsetForPartitionError) and not await asyncio.to_thread(
-            has_lost_offsets, app.settings, NAME
-        ):  # as happens where the coordinator stood still while it was asked
-            raise Unavailable(
-                f"the coordinator of group {NAME} did not tell its offsets in time, and has them: {app.crash_reason}; "
-                "nothing is lost, start again"
-            ) from app.crash_reason
         if isinstance(app.crash_reason, (OffsetOutOfRangeError, NoOffsetForPartitionError)):
-            raise lost(app.settings, f"consumer {NAME}: {app.crash_reason}") from app.crash_reason
+            raise await asyncio.to_thread(meaning, app.settings, NAME, app.crash_reason) from app.crash_reason
         if app.crash_reason is not None:
             raise app.crash_reason
         starting.result()

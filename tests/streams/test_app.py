@@ -22,7 +22,7 @@ from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
-from spanloop.schemas.errors import DataLost, Unavailable
+from spanloop.schemas.errors import DataLost
 from spanloop.schemas.records import Assembly, Attempt, DeadLetter, Trajectory
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import (
@@ -36,10 +36,9 @@ from spanloop.schemas.topics import (
     Topic,
     partition_of,
 )
-from spanloop.streams.app import AssemblerApp, AssemblerService
+from spanloop.streams.app import AssemblerService
 from spanloop.streams.assembler import Assembler
-from spanloop.streams.faust_types import NoOffsetForPartitionError
-from spanloop.streams.first_offsets import commit_first_offsets, committed_offsets, has_lost_offsets
+from spanloop.streams.first_offsets import commit_first_offsets, committed_offsets
 from spanloop.streams.messages import Policy
 from spanloop.streams.offsets import overtaken
 from spanloop.streams.shell import Shell
@@ -239,27 +238,6 @@ def test_an_unforeseen_error_stops_the_worker_and_commits_nothing(
     with pytest.raises(RuntimeError, match="a defect"):
         AssemblerService(embedded_settings).run(threading.Event())
     assert committed(embedded_settings, SPANS) == 0
-
-
-def test_offsets_that_were_not_told_in_time_are_no_loss(
-    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit_first_offsets(embedded_settings, "assembler")
-    with closing(Producer(embedded_settings, "test")) as sent:
-        sent.send(batch(span("s1")))
-
-    async def not_told(*_: object) -> None:
-        raise NoOffsetForPartitionError("spans[0]")
-
-    monkeypatch.setattr(AssemblerApp, "forward", not_told)
-    with pytest.raises(Unavailable, match="nothing is lost"):
-        AssemblerService(embedded_settings).run(threading.Event())
-
-
-def test_an_offset_that_the_group_never_had_is_told_from_one_that_it_has(embedded_settings: Settings) -> None:
-    assert has_lost_offsets(embedded_settings, "assembler")
-    commit_first_offsets(embedded_settings, "assembler")
-    assert not has_lost_offsets(embedded_settings, "assembler")
 
 
 def test_records_removed_before_they_were_read_are_an_error(embedded_settings: Settings) -> None:
