@@ -1,8 +1,10 @@
 -- One table per topic. Every row says where its record lay (k_partition, k_offset), so that a record read twice is
--- one row: ReplacingMergeTree drops the repeats when it merges, the views of 0002 never show them.
+-- one row: ReplacingMergeTree drops the repeats when it merges, the views never show them.
 --
 -- Tables whose key ends in (k_partition, k_offset) keep every record; which one counts is decided by a view. spans and
 -- rewards keep per id the row of the highest version = (sequence, offset), so that reading them with FINAL is enough.
+--
+-- unknown_fields: what only newer writers have, as JSON. capped: the columns whose text was too long and is cut.
 --
 -- Times are exact to the nanosecond and durations signed. '' stands for null where '' is no value of its own.
 
@@ -74,6 +76,8 @@ CREATE TABLE IF NOT EXISTS spans (
   response Nullable(String),
   k_partition Int32,
   k_offset Int64 CODEC(Delta, ZSTD(1)),
+  capped Map(LowCardinality(String), Tuple(bytes Int64, sha256 String)),
+  unknown_fields Map(LowCardinality(String), String),
   version UInt128 MATERIALIZED bitShiftLeft(toUInt128(greatest(sequence, 0)), 64) + toUInt128(k_offset),
   start_ns Int64 ALIAS toUnixTimestamp64Nano(start),
   end_ns Nullable(Int64) ALIAS toUnixTimestamp64Nano(end),
@@ -113,6 +117,8 @@ CREATE TABLE IF NOT EXISTS ends (
   worker_id LowCardinality(String),
   k_partition Int32,
   k_offset Int64,
+  capped Map(LowCardinality(String), Tuple(bytes Int64, sha256 String)),
+  unknown_fields Map(LowCardinality(String), String),
   end_ns Int64 ALIAS toUnixTimestamp64Nano(end)
 ) ENGINE = ReplacingMergeTree ORDER BY (rollout_id, attempt_id, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
@@ -134,6 +140,8 @@ CREATE TABLE IF NOT EXISTS rewards (
   created DateTime64(9, 'UTC'),
   k_partition Int32,
   k_offset Int64,
+  capped Map(LowCardinality(String), Tuple(bytes Int64, sha256 String)),
+  unknown_fields Map(LowCardinality(String), String),
   version UInt128 MATERIALIZED bitShiftLeft(toUInt128(greatest(sequence, 0)), 64) + toUInt128(k_offset),
   created_ns Int64 ALIAS toUnixTimestamp64Nano(created)
 ) ENGINE = ReplacingMergeTree(version) ORDER BY (rollout_id, reward_id)
@@ -186,6 +194,7 @@ CREATE TABLE IF NOT EXISTS trajectories (
     truncated Bool)) CODEC(ZSTD(1)),
   k_partition Int32,
   k_offset Int64,
+  unknown_fields Map(LowCardinality(String), String),
   end_ns Int64 ALIAS toUnixTimestamp64Nano(end)
 ) ENGINE = ReplacingMergeTree ORDER BY (rollout_id, attempt_id, revision, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
@@ -208,6 +217,10 @@ CREATE TABLE IF NOT EXISTS tasks (
   claim_s Float64,
   retry_on Array(String),
   failure_reward Nullable(Float64),
+  backoff_s Float64,
+  backoff_max_s Float64,
+  rollout_timeout_s Nullable(Float64),
+  run_concurrency Nullable(Int32),
   await_rewards Array(String),
   reward_deadline_s Float64,
   data_id String,
@@ -220,6 +233,8 @@ CREATE TABLE IF NOT EXISTS tasks (
   created DateTime64(9, 'UTC'),
   k_partition Int32,
   k_offset Int64,
+  capped Map(LowCardinality(String), Tuple(bytes Int64, sha256 String)),
+  unknown_fields Map(LowCardinality(String), String),
   created_ns Int64 ALIAS toUnixTimestamp64Nano(created)
 ) ENGINE = ReplacingMergeTree ORDER BY (rollout_id, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
@@ -238,7 +253,8 @@ CREATE TABLE IF NOT EXISTS assignments (
   claim_s Float64,
   at DateTime64(9, 'UTC'),
   k_partition Int32,
-  k_offset Int64
+  k_offset Int64,
+  unknown_fields Map(LowCardinality(String), String)
 ) ENGINE = ReplacingMergeTree ORDER BY (worker_id, attempt_id, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
 
@@ -258,8 +274,10 @@ CREATE TABLE IF NOT EXISTS workers (
   run_id LowCardinality(String),
   beat DateTime64(9, 'UTC'),
   alive Bool,
+  draining Bool,
   k_partition Int32,
-  k_offset Int64
+  k_offset Int64,
+  unknown_fields Map(LowCardinality(String), String)
 ) ENGINE = ReplacingMergeTree ORDER BY (worker_id, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
 
@@ -283,6 +301,8 @@ CREATE TABLE IF NOT EXISTS attempts (
   late_events Int64,
   k_partition Int32,
   k_offset Int64,
+  capped Map(LowCardinality(String), Tuple(bytes Int64, sha256 String)),
+  unknown_fields Map(LowCardinality(String), String),
   at_ns Int64 ALIAS toUnixTimestamp64Nano(at)
 ) ENGINE = ReplacingMergeTree ORDER BY (rollout_id, attempt_id, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
@@ -308,6 +328,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
   data_source LowCardinality(String),
   input String,
   created DateTime64(9, 'UTC'),
+  taken DateTime64(9, 'UTC'),
   dispatched DateTime64(9, 'UTC'),
   started DateTime64(9, 'UTC'),
   ended DateTime64(9, 'UTC'),
@@ -318,7 +339,9 @@ CREATE TABLE IF NOT EXISTS rollouts (
   pins Map(String, Nullable(Int64)),
   epoch Int64,
   k_partition Int32,
-  k_offset Int64
+  k_offset Int64,
+  capped Map(LowCardinality(String), Tuple(bytes Int64, sha256 String)),
+  unknown_fields Map(LowCardinality(String), String)
 ) ENGINE = ReplacingMergeTree ORDER BY (rollout_id, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
 
@@ -335,7 +358,8 @@ CREATE TABLE IF NOT EXISTS assemblies (
   final Bool,
   at DateTime64(9, 'UTC'),
   k_partition Int32,
-  k_offset Int64
+  k_offset Int64,
+  unknown_fields Map(LowCardinality(String), String)
 ) ENGINE = ReplacingMergeTree ORDER BY (attempt_id, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
 
@@ -349,7 +373,8 @@ CREATE TABLE IF NOT EXISTS batches (
   config_digest String,
   at DateTime64(9, 'UTC'),
   k_partition Int32,
-  k_offset Int64
+  k_offset Int64,
+  unknown_fields Map(LowCardinality(String), String)
 ) ENGINE = ReplacingMergeTree ORDER BY (trainer_id, step, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
 
@@ -367,7 +392,8 @@ CREATE TABLE IF NOT EXISTS decisions (
   reason LowCardinality(String),
   at DateTime64(9, 'UTC'),
   k_partition Int32,
-  k_offset Int64
+  k_offset Int64,
+  unknown_fields Map(LowCardinality(String), String)
 ) ENGINE = ReplacingMergeTree ORDER BY (run_id, group_id, trainer_id, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
 
@@ -386,7 +412,9 @@ CREATE TABLE IF NOT EXISTS resources (
   step Nullable(Int64),
   created DateTime64(9, 'UTC'),
   k_partition Int32,
-  k_offset Int64
+  k_offset Int64,
+  capped Map(LowCardinality(String), Tuple(bytes Int64, sha256 String)),
+  unknown_fields Map(LowCardinality(String), String)
 ) ENGINE = ReplacingMergeTree ORDER BY (name, version, k_partition, k_offset)
 SETTINGS non_replicated_deduplication_window = 1000;
 
@@ -401,7 +429,9 @@ CREATE TABLE IF NOT EXISTS dead_letters (
   message String,
   at DateTime64(9, 'UTC'),
   k_partition Int32,
-  k_offset Int64
+  k_offset Int64,
+  capped Map(LowCardinality(String), Tuple(bytes Int64, sha256 String)),
+  unknown_fields Map(LowCardinality(String), String)
 ) ENGINE = ReplacingMergeTree(k_offset) ORDER BY (topic, partition, offset, consumer)
 SETTINGS non_replicated_deduplication_window = 1000;
 
@@ -415,7 +445,8 @@ CREATE TABLE IF NOT EXISTS tombstones (
 SETTINGS non_replicated_deduplication_window = 1000;
 
 -- One row per partition and flush, written after its records and before its offsets are committed:
--- records = rows + quarantined + tombstones. A flush repeated after a crash starts at the same offset and replaces it.
+-- records = rows + quarantined + tombstones. first and last are the offsets that were read, those without a record among
+-- them; a flush repeated after a crash adds a row.
 CREATE TABLE IF NOT EXISTS ingest_log (
   topic LowCardinality(String),
   k_partition Int32,
@@ -426,6 +457,7 @@ CREATE TABLE IF NOT EXISTS ingest_log (
   quarantined Int64,
   tombstones Int64,
   tokens Array(String) COMMENT 'insert_deduplication_token of each insert',
-  at DateTime64(3, 'UTC')
-) ENGINE = ReplacingMergeTree(at) ORDER BY (topic, k_partition, first)
+  at DateTime64(3, 'UTC'),
+  flush Int64 COMMENT 'when the sink wrote it, in nanoseconds of its clock'
+) ENGINE = ReplacingMergeTree(at) ORDER BY (topic, k_partition, first, flush)
 SETTINGS non_replicated_deduplication_window = 1000;
