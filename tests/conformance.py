@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from waiting import until
 
 from spanloop.infra.kafka import Isolation, Member, Message, Reader
 from spanloop.infra.settings import Settings
@@ -22,12 +21,6 @@ def batch(rollout: str, sequence: int) -> SpanBatch:
     return SpanBatch(rollout_id=rollout, attempt_id="at-1", producer_id="p", first_sequence=sequence)
 
 
-def wait_for(done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline, f"{what} did not come within {WAIT_S:g} s"
-
-
 def read_to_end(settings: Settings, topic: Topic, isolation: Isolation = "read_committed") -> list[Message]:
     """Everything that lies in a topic now."""
     reader = Reader(settings, "test", isolation=isolation)
@@ -40,7 +33,7 @@ def read_to_end(settings: Settings, topic: Topic, isolation: Isolation = "read_c
     try:
         reader.assign_topics([topic])
         ends = reader.ends()
-        wait_for(read, f"the end of {topic.name}")
+        until(read, f"the end of {topic.name}")
     finally:
         reader.close()
     return out
@@ -54,7 +47,7 @@ def take(members: list[Member], count: int, into: list[Message]) -> None:
             into.extend(member.poll(timeout_s=0.05))
         return len(into) >= count
 
-    wait_for(enough, f"{count} records")
+    until(enough, f"{count} records")
 
 
 def sequences(messages: list[Message], decoder: Decoder) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sdk import until
+from waiting import until
 
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -135,14 +134,6 @@ USER: dict[str, object] = {"role": "user", "content": "hi"}
 
 MakeRig = Callable[..., Rig]  # rig(*script, **policy), the fixture of tests/producers/conftest.py
 DEADLINE_S = 30.0
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
-    """Returns once a condition holds; fails where it never does."""
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.005)
 
 
 def choice(ids: list[int] | None = None, *, index: int = 0, **message: object) -> dict[str, Any]:

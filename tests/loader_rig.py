@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,13 +25,6 @@ from spanloop.trainer.tiny import make_policy
 POLICY = "policy"
 DEADLINE_S = 60.0
 PROBE_IDS = [3, 10, 17, 24, 31, 38, 45, 52, 59]  # the last two are known to the network only
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
-        time.sleep(0.02)
 
 
 def version(http: httpx.Client) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from waiting import until
 
 from spanloop.infra.clock import ManualClock
 from spanloop.infra.producer import Ack
@@ -81,23 +80,6 @@ def spool_of(
         yield spool
     finally:
         spool.close(1.0)
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.002)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody waits for may be listed on."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
 
 
 class Bench:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from sink_rig import Lab
+from waiting import until
 
 from spanloop.consumers.pump import PumpPolicy
 from spanloop.consumers.sink import GROUP, SINK_TOPICS, SinkService
@@ -20,14 +19,6 @@ from spanloop.infra.settings import Settings
 from spanloop.schemas.topics import SPANS
 
 POLICY = PumpPolicy(max_wait_s=0.2, retry_s=0.1)
-DEADLINE_S = 120.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.05)
 
 
 class Running:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
 
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Ack, OnDelivery, Producer
@@ -149,15 +148,6 @@ class Watch:
                     self.finished.add(record.rollout_id)
                 elif isinstance(record, Batch):
                     self.trained.update(record.groups)
-
-
-def until(condition: Callable[[], bool], what: Callable[[], str] | str, within_s: float) -> None:
-    """Waits for a condition. Raises TimeoutError that says what was waited for."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after {within_s:g} s: {what if isinstance(what, str) else what()}")
-        time.sleep(0.1)
 
 
 def ignore(failure: DeliveryFailed | None, ack: Ack | None) -> None:

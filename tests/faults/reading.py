@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
+from waiting import until
 
 from spanloop.consumers.sink import GROUP as SINK
 from spanloop.consumers.sink import SINK_TOPICS
@@ -29,7 +30,6 @@ from spanloop.streams.messages import Message as Given
 from spanloop.streams.shell import NAME as ASSEMBLER
 from spanloop.streams.shell import SOURCES
 
-from .flow import until
 from .seen import Fed, Line, Seen, Tables, every_position
 
 GROUPS: dict[str, Sequence[Topic]] = {SINK: SINK_TOPICS, CONTROLLER: INPUTS, ASSEMBLER: (SPANS, REWARDS)}

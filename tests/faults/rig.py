@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 
+from waiting import until
+
 from spanloop.infra import admin
 from spanloop.infra.clickhouse import connect, migrate
 from spanloop.infra.real_kafka import RealKafka, free_port
@@ -21,7 +23,7 @@ from spanloop.infra.settings import Settings
 
 from .audit import audit
 from .checked import Checked
-from .flow import RUN, Flow, until
+from .flow import RUN, Flow
 from .forwarder import Forwarder
 from .parts import Parts
 from .reading import read

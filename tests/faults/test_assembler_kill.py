@@ -6,14 +6,14 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 from events import NOW, batch, end, llm, rew, span
+from waiting import until
 
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
@@ -122,13 +122,6 @@ def assembler(settings: Settings) -> Generator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.1)
-
-
 def feed(settings: Settings, log: list[SpanBatch | Reward], go: threading.Semaphore) -> None:
     """Writes a part of the log each time it is let go."""
     producer = Producer(settings, "feeder")
@@ -152,7 +145,7 @@ def test_kills_at_random_points_change_no_last_revision(kafka_settings: Settings
         before = len(last_revisions(kafka_settings))
         more = dice.randrange(1, ATTEMPTS_IN_ALL // (KILLS + 1) // 2)
         with assembler(kafka_settings):
-            wait_for(
+            until(
                 lambda n=before + more: len(last_revisions(kafka_settings)) >= n, f"seed {seed}: stuck at kill {kill}"
             )
     go.release()
@@ -160,13 +153,13 @@ def test_kills_at_random_points_change_no_last_revision(kafka_settings: Settings
     expected = undisturbed(kafka_settings)
     assert len(expected) == ATTEMPTS_IN_ALL
     with assembler(kafka_settings):
-        wait_for(lambda: last_revisions(kafka_settings) == expected, f"seed {seed}: the last revisions differ")
+        until(lambda: last_revisions(kafka_settings) == expected, f"seed {seed}: the last revisions differ")
         positions = [(t.name, p) for t in (SPANS, REWARDS) for p in range(kafka_settings.partitions)]
         ends: dict[tuple[str, int], int] = defaultdict(int)
         for name in ("spans", "rewards"):
             for partition, offset, _ in read_all(kafka_settings, name):
                 ends[name, partition] = max(ends[name, partition], offset + 1)
-        wait_for(
+        until(
             lambda: all(o == ends[at] for at, o in committed_offsets(kafka_settings, "assembler", positions).items()),
             f"seed {seed}: offsets are still held",
         )
@@ -195,18 +188,18 @@ def test_a_worker_killed_in_the_middle_and_a_third_one_change_no_output(kafka_se
         for record in log[:900]:
             producer.send(record)
         producer.flush()
-        wait_for(lambda: len(last_revisions(kafka_settings)) == 80, "the first 900 spans end 80 attempts")
+        until(lambda: len(last_revisions(kafka_settings)) == 80, "the first 900 spans end 80 attempts")
         first.kill()
         for record in log[900:]:
             producer.send(record)
         producer.close()
         with assembler(kafka_settings):
             expected = undisturbed(kafka_settings)
-            wait_for(lambda: last_revisions(kafka_settings) == expected, "not the output of a single worker")
+            until(lambda: last_revisions(kafka_settings) == expected, "not the output of a single worker")
             ends = dict.fromkeys(positions, 0)
             for partition, offset, _ in read_all(kafka_settings, SPANS.name):
                 ends[SPANS.name, partition] = max(ends[SPANS.name, partition], offset + 1)
-            wait_for(lambda: committed_offsets(kafka_settings, "assembler", positions) == ends, "offsets are held")
+            until(lambda: committed_offsets(kafka_settings, "assembler", positions) == ends, "offsets are held")
     assert len(expected) == 200
     contents: dict[tuple[str, int], set[str]] = defaultdict(set)
     for _, _, found in read_all(kafka_settings, TRAJECTORIES.name):

@@ -7,11 +7,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
 from sink_rig import Lab
+from waiting import until
 
 from spanloop.consumers.sink import GROUP, SINK_TOPICS
 from spanloop.infra.clickhouse import connect, migrate
@@ -23,13 +24,6 @@ from spanloop.schemas.records import AttemptEnd, Reward
 
 ROLLOUTS, SPANS_EACH, KILLS = 1500, 4, 5
 DEADLINE_S = 240.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -74,14 +68,14 @@ def test_what_is_stored_does_not_depend_on_kills(kafka_settings: Settings, click
         produce(settings, kill * ROLLOUTS // KILLS, (kill + 1) * ROLLOUTS // KILLS)
         before = stored(client)
         with sink(settings) as process:
-            until(lambda: stored(client) > before or process.poll() is not None)  # noqa: B023  # used in this round
+            until(lambda: stored(client) > before or process.poll() is not None, "rows", DEADLINE_S)  # noqa: B023  # used in this round
             time.sleep(chance.uniform(0, 0.3))  # anywhere between an insert and what follows it
             assert process.poll() is None
             process.kill()
     total = ROLLOUTS + 1
     produce(settings, ROLLOUTS, total)  # something to do for the last one, so that it is up when it is told to stop
     with sink(settings) as process:
-        until(lambda: lag.records() == 0 or process.poll() is not None)
+        until(lambda: lag.records() == 0 or process.poll() is not None, "the sink to catch up", DEADLINE_S)
         process.terminate()
         assert process.wait(30) == 0
     lag.close()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sdk import gone, until
+from waiting import gone, until
 
 from spanloop import parts
 from spanloop.infra.settings import Settings
@@ -169,7 +169,7 @@ def test_no_part_outlives_a_program_that_is_killed(embedded_settings: Settings, 
     assert parent.stdout is not None
     with parent.stdout as out:
         pid = int(out.readline())
-        until(lambda: Path(f"/proc/{pid}/task").exists() and len(list(Path(f"/proc/{pid}/task").iterdir())) > 3, 60)
+        until(lambda: Path(f"/proc/{pid}/task").exists() and len(list(Path(f"/proc/{pid}/task").iterdir())) > 3)
         parent.kill()
         parent.wait()
     until(lambda: gone(pid))

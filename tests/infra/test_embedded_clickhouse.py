@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import clickhouse_connect
 import httpx
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
+from waiting import gone, until
 
 from spanloop.infra.clickhouse import connect
 from spanloop.infra.embedded_clickhouse import ClickHouseProcess
@@ -138,7 +138,7 @@ def test_sigterm_ends_it_within_three_seconds_also_under_a_query_and_keeps_the_d
         post(process.url, "INSERT INTO lab.t VALUES (1), (2)")
         endless = threading.Thread(target=_post_until_cut, args=(process.url,))
         endless.start()
-        _wait_for(lambda: "hash" in post(process.url, "SELECT query FROM system.processes"))
+        until(lambda: "hash" in post(process.url, "SELECT query FROM system.processes"))
         before = time.monotonic()
         process.close()
         assert time.monotonic() - before < 3
@@ -154,13 +154,6 @@ def _post_until_cut(url: str) -> None:
         return
 
 
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition never held"
-        time.sleep(0.02)
-
-
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from spanloop.infra.embedded_clickhouse import ClickHouseProcess\n"
@@ -172,18 +165,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    _wait_for(lambda: not _runs(child))
-
-
-def _runs(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    if stat.parent.exists() and stat.exists():
-        return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return not Path("/proc").exists()
+    until(lambda: gone(child))
 
 
 def test_an_unreachable_server_is_unavailable_by_host_and_port(tmp_path: Path) -> None:

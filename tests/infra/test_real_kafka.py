@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
@@ -14,6 +13,7 @@ from typing import cast
 
 import pytest
 from confluent_kafka.admin._config import ConfigEntry, ConfigResource
+from waiting import gone, until
 
 from spanloop.infra import admin, real_kafka
 from spanloop.infra.embedded_registry import EmbeddedRegistry
@@ -30,13 +30,6 @@ SCRIPTS = Path(str(files("spanloop.infra"))) / "kafka"
 
 
 TIMEOUT_S = 60.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.05)
 
 
 def fake_java(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -139,12 +132,7 @@ with RealKafka(Path({str(tmp_path)!r}), registry=False):
             os.kill(broker, 0)
         finally:
             owner.kill()
-    until(lambda: not _runs(broker), "the broker to end")
-
-
-def _runs(pid: int) -> bool:
-    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(told.strip()) and not told.strip().startswith("Z")
+    until(lambda: gone(broker), "the broker to end")
 
 
 @pytest.mark.kafka

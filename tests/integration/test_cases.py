@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from events import Bench, batch, end, model_call
 from gateway_rig import ATTEMPT, ROLLOUT, Rig, answer, choice
-from sdk import FakeSender, bench, spool_of, until
+from sdk import FakeSender, bench, spool_of
+from waiting import until
 
 from spanloop.infra.scripted_engine import Step, Streamed, Whole
 from spanloop.producers import context, emit_annotation, emit_message, operation, record, rollout

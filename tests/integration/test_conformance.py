@@ -6,7 +6,8 @@ What the twin lacks is a table beside it (`embedded_broker.LACKS`); those tests 
 from __future__ import annotations
 
 import pytest
-from conformance import batch, read_to_end, sequences, take, task, wait_for
+from conformance import batch, read_to_end, sequences, take, task
+from waiting import until
 
 from spanloop.infra.kafka import OFFSET_END, Member, Message, Reader
 from spanloop.infra.producer import Producer
@@ -53,19 +54,19 @@ def test_a_reader_starts_where_it_is_told_and_seeks(settings: Settings, producer
     reader.assign({("tasks", 0): 7})
     found: list[Message] = []
 
-    def until(offset: int) -> None:
+    def read_to(offset: int) -> None:
         found.clear()
-        wait_for(lambda: found.extend(reader.poll()) or reader.reached({("tasks", 0): offset}), f"offset {offset}")
+        until(lambda: found.extend(reader.poll()) or reader.reached({("tasks", 0): offset}), f"offset {offset}")
 
-    until(10)
+    read_to(10)
     assert [m.offset for m in found] == [7, 8, 9]
     reader.seek(("tasks", 0), 3)
-    until(10)
+    read_to(10)
     assert [m.offset for m in found] == [3, 4, 5, 6, 7, 8, 9]
     reader.assign_topics([TASKS], OFFSET_END)
     assert reader.positions == {("tasks", 0): 10}
     producer.send_wait(task(10))
-    until(11)
+    read_to(11)
     assert [m.offset for m in found] == [10]
     reader.close()
 
@@ -91,7 +92,7 @@ def test_a_group_goes_on_from_its_committed_offsets(settings: Settings, producer
 def test_a_new_groups_first_offsets_are_committed_before_it_reads(settings: Settings, producer: Producer) -> None:
     producer.send_wait(task(0))
     latest = Member(settings, "late", [TASKS], start="latest")
-    wait_for(lambda: latest.poll() == [] and bool(latest.assignment()), "an assignment")
+    until(lambda: latest.poll() == [] and bool(latest.assignment()), "an assignment")
     assert latest.committed() == {("tasks", 0): 1}
     latest.close()  # dies before it has read anything
     producer.send_wait(task(1))
@@ -109,7 +110,7 @@ def test_what_a_member_leaves_behind_is_taken_over_without_gap(
     keys = [f"ro-{i}" for i in range(16)]
     first = Member(settings, "test", [SPANS], on_revoke=revoked.extend)
     found: list[Message] = []
-    wait_for(lambda: first.poll() == [] and len(first.assignment()) == settings.partitions, "the whole assignment")
+    until(lambda: first.poll() == [] and len(first.assignment()) == settings.partitions, "the whole assignment")
     second = Member(settings, "test", [SPANS])
 
     def shared() -> bool:
@@ -117,7 +118,7 @@ def test_what_a_member_leaves_behind_is_taken_over_without_gap(
         second.poll(timeout_s=0.05)
         return len(first.assignment()) == len(second.assignment()) == settings.partitions // 2
 
-    wait_for(shared, "a shared assignment")
+    until(shared, "a shared assignment")
     assert set(revoked) == {("spans", p) for p in range(settings.partitions)}
     assert not set(first.assignment()) & set(second.assignment())
     for key in keys:
@@ -136,7 +137,7 @@ def test_what_a_member_leaves_behind_is_taken_over_without_gap(
         found.extend(second.poll(timeout_s=0.05))
         return len({(m.partition, m.offset) for m in found}) == 2 * len(keys)
 
-    wait_for(whole, "every record")
+    until(whole, "every record")
     assert len(second.assignment()) == settings.partitions
     second.close()
     # what was read and not committed may be read again; nothing is left out, and the order stands
@@ -148,11 +149,11 @@ def test_a_paused_partition_is_not_read_and_loses_nothing(settings: Settings, pr
     reader = Reader(settings, "test")
     reader.assign_topics([TASKS])
     found: list[Message] = []
-    wait_for(lambda: found.extend(reader.poll()) or len(found) == 1, "the first record")
+    until(lambda: found.extend(reader.poll()) or len(found) == 1, "the first record")
     reader.pause([("tasks", 0)])
     producer.send_wait(task(1))
     assert reader.poll(timeout_s=0.5) == []
     reader.resume([("tasks", 0)])
-    wait_for(lambda: found.extend(reader.poll()) or len(found) == 2, "the second record")
+    until(lambda: found.extend(reader.poll()) or len(found) == 2, "the second record")
     reader.close()
     assert [m.offset for m in found] == [0, 1]

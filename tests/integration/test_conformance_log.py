@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
-from conformance import WAIT_S, read_to_end, take, task, wait_for
+from conformance import WAIT_S, read_to_end, take, task
+from waiting import until
 
 from spanloop.infra import admin
 from spanloop.infra.kafka import Member, Message, Reader
@@ -155,12 +156,12 @@ def test_a_compacted_topic_keeps_the_last_value_of_a_key(settings: Settings) -> 
         try:
             reader.assign({(name, 0): 0})
             ends = reader.ends()
-            wait_for(lambda: found.extend(reader.poll()) or reader.reached(ends), "the end")
+            until(lambda: found.extend(reader.poll()) or reader.reached(ends), "the end")
         finally:
             reader.close()
         return [m.value for m in found if m.key == b"key"]
 
-    wait_for(lambda: left() == [b"last"], "compaction")
+    until(lambda: left() == [b"last"], "compaction")
 
 
 @pytest.mark.needs("create_topics")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import Protocol, cast
 
 import pytest
 from events import batch, end, span
+from waiting import until
 
 from spanloop.consumers.pump import PumpPolicy
 from spanloop.consumers.sink import SINK_TOPICS, SinkService
@@ -78,13 +78,6 @@ def running(service: Service) -> Generator[threading.Thread]:
         thread.join(DEADLINE_S)
         assert raised == []
         assert not thread.is_alive()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < limit, "the condition never held"
-        time.sleep(0.05)
 
 
 def members(settings: Settings, group: str) -> set[str]:

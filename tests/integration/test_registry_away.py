@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
+from waiting import until
 
 from spanloop.consumers.export import ExportService
 from spanloop.infra import admin
@@ -26,13 +26,6 @@ from spanloop.streams.controller_shell import ControllerService
 
 TIMEOUT_S = 60.0
 Works = Callable[[], bool]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.02)
 
 
 @rollout

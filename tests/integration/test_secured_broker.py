@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 from events import batch, end, llm
+from waiting import until
 
 from spanloop.infra import admin
 from spanloop.infra.embedded_registry import EmbeddedRegistry
@@ -61,13 +61,6 @@ def running(*parts: Part) -> Generator[None]:
                 each.result(TIMEOUT_S)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-
-
 def test_producer_consumer_assembler_and_the_controllers_transactions_work_through_sasl_and_tls(
     secured: Settings,
 ) -> None:
@@ -89,7 +82,7 @@ def test_producer_consumer_assembler_and_the_controllers_transactions_work_throu
                     found.append(decoder.decode_topic(admin.TOPICS[m.topic], m.value, m.headers))
             return {type(r) for r in found} == {Trajectory, Rollout}
 
-        wait_until(both)
+        until(both)
     assert {r.rollout_id for r in found if isinstance(r, Rollout)} == {"ro-2"}
     assert {r.attempt_id for r in found if isinstance(r, Trajectory)} == {"at-1"}
 

@@ -5,7 +5,8 @@ import time
 from typing import Any
 
 import pytest
-from sdk import bench, until
+from sdk import bench
+from waiting import until
 
 from spanloop.producers import emit_message, emit_reward, loop_slots, rollout
 from spanloop.producers.attempts import RESOURCE_WAIT_S

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from sdk import until
+from waiting import until
 
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.kafka import Reader
@@ -205,7 +205,7 @@ def test_a_worker_process_that_is_told_to_end_flushes_hands_back_and_goes_within
     command = [sys.executable, "-m", "spanloop.producers.worker", f"{tmp_path}/sleepy.py:agent"]
     worker = subprocess.Popen(command, env={**os.environ, **embedded_settings.environment()})
     try:
-        until(lambda: log.read() or log.workers, 60)
+        until(lambda: log.read() or log.workers)
         producer = Producer(embedded_settings, "controller")
         task = Task("ro-1", "run-1")
         producer.send_wait(Assignment(log.workers[0].worker_id, "at-1", task=task, at_ns=time.time_ns()))

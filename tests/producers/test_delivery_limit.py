@@ -8,7 +8,7 @@ from typing import Any
 
 import confluent_kafka.admin
 import pytest
-from sdk import until
+from waiting import until
 
 from spanloop.infra.kafka import Reader, admin
 from spanloop.infra.producer import Producer
@@ -59,7 +59,7 @@ def test_a_huge_attribute_and_two_large_spans_of_one_flush_arrive_at_a_broker_of
 
     try:
         reader.assign_topics([SPANS])
-        until(read, 60)
+        until(read)
     finally:
         reader.close()
         registry.close()

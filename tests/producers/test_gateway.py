@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_rig import DEADLINE_S, wait_until
+from gateway_rig import DEADLINE_S
 from openai import APIError, NotFoundError, OpenAI
+from waiting import until
 
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.http_server import bind, url_of
@@ -142,7 +143,7 @@ def test_attempts_come_and_go_with_the_log(embedded_settings: Settings, producer
         def refused() -> bool:
             return httpx.post(f"{path(service)}/chat/completions", json={"messages": HI}).status_code == 404
 
-        wait_until(refused)
+        until(refused)
     assert {batch.attempt_id for _, batch in batches(embedded_settings)} == {"at-1"}
 
 
@@ -162,7 +163,7 @@ def test_with_the_broker_down_no_answer_is_given_out_and_the_correction_follows_
         policy = GatewayPolicy(ack_timeout_s=0.3, upstream_url=engine.url)
         with serving(embedded_settings, policy) as service:
             producer.send_wait(Attempt("ro-1", "at-1", "preparing"))
-            wait_until(lambda: httpx.get(f"{service.url}/health").json()["attempts"] == 1)
+            until(lambda: httpx.get(f"{service.url}/health").json()["attempts"] == 1)
             broker.set_down()
             try:
                 whole = httpx.post(f"{path(service)}/chat/completions", json={"messages": HI}, timeout=DEADLINE_S)
@@ -171,7 +172,7 @@ def test_with_the_broker_down_no_answer_is_given_out_and_the_correction_follows_
             finally:
                 broker.set_up()
             assert (whole.status_code, whole.json()["error"]["code"]) == (503, "not_recorded")
-            wait_until(lambda: len(batches(embedded_settings)) == 4)
+            until(lambda: len(batches(embedded_settings)) == 4)
     spans = [batch.spans[0] for _, batch in batches(embedded_settings)]
     delivered = [span.call.delivered for span in spans if span.call is not None]
     assert delivered == [True, False, True, False]
@@ -237,7 +238,7 @@ def test_as_a_process_it_serves_and_stops_on_sigterm(embedded_settings: Settings
                 assert process.poll() is None, "the gateway ended"
                 return False
 
-        wait_until(healthy, within_s=120)
+        until(healthy)
         process.terminate()
         assert process.wait(DEADLINE_S) == 0
     finally:

@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_rig import MakeRig, answer, choice, wait_until
+from gateway_rig import MakeRig, answer, choice
 from openai import BadRequestError
+from waiting import until
 
 from spanloop.infra.scripted_engine import Whole
 from spanloop.schemas.packed import unpack_ids, unpack_logprobs
@@ -28,7 +29,7 @@ def strictly(response: httpx.Response) -> dict[str, Any]:
 def test_each_call_is_counted_and_timed_once_with_what_became_of_it(rig: MakeRig) -> None:
     r = rig(answer(choice([10])), Whole({"error": {"message": "no"}}, status=400))
     assert [r.post().status_code, r.post().status_code] == [200, 400]
-    wait_until(lambda: len(r.meter.added) == 4)
+    until(lambda: len(r.meter.added) == 4)
     labels = [{"policy": "policy", "outcome": outcome} for outcome in ("delivered", "failed")]
     assert [(n, told) for n, _, told in r.meter.added] == [
         (name, told) for told in labels for name in ("spanloop.gateway.calls", "spanloop.gateway.duration")

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_rig import DEADLINE_S, MakeRig, wait_until
+from gateway_rig import DEADLINE_S, MakeRig
 from openai import InternalServerError
+from waiting import until
 
 from spanloop.infra.scripted_engine import Whole
 from spanloop.schemas.records import DeadLetter, SpanBatch
@@ -34,7 +35,7 @@ def test_an_answer_waits_for_the_brokers_acknowledgement(rig: MakeRig) -> None:
     r = rig(ANSWER)
     r.broker.gate.clear()
     thread, results = in_background(r.post)
-    wait_until(r.broker.arrived.is_set)
+    until(r.broker.arrived.is_set)
     assert results == []
     r.broker.gate.set()
     thread.join(DEADLINE_S)
@@ -74,7 +75,7 @@ def test_a_client_that_goes_while_the_answer_is_held_is_corrected_to_undelivered
             json={"model": "policy", "messages": [{"role": "user", "content": "hi"}]},
             timeout=httpx.Timeout(DEADLINE_S, read=0.3),
         )
-    wait_until(lambda: len(r.broker.records) == 2)
+    until(lambda: len(r.broker.records) == 2)
     assert [call.delivered for call in r.broker.calls()] == [True, False]
     assert r.broker.spans()[1].status_message == "cancelled"
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_rig import DEADLINE_S, MakeRig, Rig, wait_until
+from gateway_rig import DEADLINE_S, MakeRig, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import APIError
+from waiting import until
 
 from spanloop.infra.scripted_engine import Streamed
 from spanloop.producers.gateway_stream import Braces, Hold, data_of, events
@@ -142,8 +143,8 @@ def test_the_finish_waits_for_the_broker_while_text_flows(rig: MakeRig) -> None:
     r = rig(Streamed([text("a", 1), text("b", 2), STOP, USAGE_CHUNK, "[DONE]"]))
     r.broker.gate.clear()
     reading = Reading(r)
-    wait_until(r.broker.arrived.is_set)
-    wait_until(lambda: len(reading.events) == 2)
+    until(r.broker.arrived.is_set)
+    until(lambda: len(reading.events) == 2)
     assert [json.loads(event)["choices"][0]["delta"]["content"] for event in reading.events] == ["a", "b"]
     assert not reading.done.is_set()
     (call,) = r.broker.calls()
@@ -160,9 +161,9 @@ def test_the_event_that_completes_a_tool_call_waits_too(rig: MakeRig) -> None:
     r = rig(Streamed([tool('{"a"', name="f"), tool(":1}"), more, STOP, "[DONE]"]))
     r.broker.gate.clear()
     reading = Reading(r)
-    wait_until(lambda: len(reading.events) == 1)
+    until(lambda: len(reading.events) == 1)
     more.set()
-    wait_until(r.broker.arrived.is_set)
+    until(r.broker.arrived.is_set)
     assert len(reading.events) == 1
     r.broker.gate.set()
     reading.join()
@@ -195,8 +196,8 @@ def test_a_client_that_goes_cancels_the_engine_and_leaves_what_came(rig: MakeRig
     with httpx.stream("POST", f"{r.base_url}/chat/completions", json=body) as response:
         lines: Iterator[str] = (line for line in response.iter_lines() if line)
         assert [json.loads(next(lines)[6:])["choices"][0]["delta"]["content"] for _ in range(2)] == ["a", "b"]
-    wait_until(r.engine.cancelled.is_set)
-    wait_until(r.broker.arrived.is_set)
+    until(r.engine.cancelled.is_set)
+    until(r.broker.arrived.is_set)
     (span,) = r.broker.spans()
     (call,) = r.broker.calls()
     assert (span.status, span.status_message) == ("error", "cancelled")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import slot_agents
-from sdk import Bench, bench, gone, until
+from sdk import Bench, bench
+from waiting import gone, until
 
 from spanloop.producers import rollout
 from spanloop.producers.agent import spec_of

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sdk import FakeSender, spool_of, until
+from sdk import FakeSender, spool_of
+from waiting import until
 
 from spanloop.producers.spool import MAX_BATCH_SPANS
 from spanloop.schemas.errors import RecordTooLarge

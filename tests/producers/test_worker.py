@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_controller import Controller, running
-from sdk import until
+from waiting import until
 
 from spanloop.producers import emit_message, rollout
 from spanloop.producers.keys import verify

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import slot_agents
 from fake_controller import Controller, running
-from sdk import gone, until
+from waiting import gone, until
 
 from spanloop.infra.clock import NS_PER_S, SystemClock
 from spanloop.infra.embedded_broker import EmbeddedBroker
@@ -32,7 +32,7 @@ def worker_process(controller: Controller, *options: str) -> Generator[tuple[sub
     command = [sys.executable, "-m", "spanloop.producers.worker", AGENT, *options]
     child = subprocess.Popen(command, env={**os.environ, **controller.settings.environment()})
     try:
-        until(lambda: controller.all(Worker), 60)
+        until(lambda: controller.all(Worker))
         yield child, controller.all(Worker)[0].worker_id
     finally:
         child.kill()

@@ -17,6 +17,7 @@ from random import randbytes
 
 import pytest
 from events import batch, end, llm, rew, span
+from waiting import until
 
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
@@ -86,13 +87,6 @@ def trajectories(settings: Settings, enough: Callable[[dict[str, Trajectory]], b
     return latest(all_of(settings, TRAJECTORIES, lambda records: enough(latest(records))))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-
-
 def committed(settings: Settings, topic: Topic) -> int:
     """The committed offset of ro-1's partition."""
     at = (topic.name, partition_of("ro-1", settings.partitions))
@@ -121,7 +115,7 @@ def test_an_attempt_becomes_a_trajectory(each_settings: Settings, producer: Prod
         )
         assert isinstance(assemblies[-1], Assembly)
         assert assemblies[-1].input_digest == found.input_digest
-        wait_for(lambda: committed(each_settings, SPANS) == 2 and committed(each_settings, REWARDS) == 1)
+        until(lambda: committed(each_settings, SPANS) == 2 and committed(each_settings, REWARDS) == 1)
 
 
 def test_offsets_are_held_at_the_oldest_open_attempt_and_a_restart_goes_on_from_there(
@@ -133,12 +127,12 @@ def test_offsets_are_held_at_the_oldest_open_attempt_and_a_restart_goes_on_from_
     producer.flush()
     with running(each_settings):
         trajectories(each_settings, lambda t: t.keys() == {"at-0", "at-2"})
-        wait_for(lambda: committed(each_settings, SPANS) == 1)
+        until(lambda: committed(each_settings, SPANS) == 1)
     producer.send(batch(attempt="at-1", end=end(span_count=1)))
     producer.flush()
     with running(each_settings):
         trajectories(each_settings, lambda t: "at-1" in t)
-        wait_for(lambda: committed(each_settings, SPANS) == 4)
+        until(lambda: committed(each_settings, SPANS) == 4)
     found = all_of(each_settings, TRAJECTORIES, lambda r: len(r) >= 3)
     assert sorted(t.attempt_id for t in found if isinstance(t, Trajectory)) == ["at-0", "at-1", "at-2"]
 
@@ -149,12 +143,12 @@ def test_a_reward_for_a_forgotten_attempt_reads_its_events_again(each_settings: 
         producer.send(batch(llm("s1", [1], [2]), begin=True, end=end(span_count=1)))
         producer.flush()
         trajectories(each_settings, lambda t: "at-1" in t)
-        wait_for(lambda: committed(each_settings, SPANS) == 1)
+        until(lambda: committed(each_settings, SPANS) == 1)
         producer.send(rew(0.5, name="judge"))
         producer.flush()
         found = trajectories(each_settings, lambda t: t["at-1"].revision == 2 if t else False)["at-1"]
         assert (found.final_reward, len(found.rows)) == (0.5, 1)
-        wait_for(lambda: committed(each_settings, REWARDS) == 1)
+        until(lambda: committed(each_settings, REWARDS) == 1)
     producer.send(rew(1.0, rid="rw-2", attempt=None))
     producer.flush()
     with running(each_settings, forgetful):
@@ -199,7 +193,7 @@ def test_bad_records_are_quarantined_and_the_stream_goes_on(
             ("rewards", "nonfinite_reward", "assembler"),
         }
         assert {x.raw for x in letters if isinstance(x, DeadLetter)} >= set(poison)
-        wait_for(lambda: committed(each_settings, SPANS) == 1004 and committed(each_settings, REWARDS) == 1)
+        until(lambda: committed(each_settings, SPANS) == 1004 and committed(each_settings, REWARDS) == 1)
 
 
 def test_a_take_over_that_is_superseded_leaves_nothing_of_its_partition(
@@ -257,7 +251,7 @@ def test_a_commit_that_a_rebalance_overtook_is_made_again_and_nothing_is_emitted
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(service.run, stop)
         try:
-            wait_for(lambda: service.app is not None and service.app.is_ready)
+            until(lambda: service.app is not None and service.app.is_ready)
             assert service.app is not None
             consumer = service.app.consumer
             real: Callable[[object], Awaitable[bool]] = attrgetter("_commit")(consumer)
@@ -271,10 +265,10 @@ def test_a_commit_that_a_rebalance_overtook_is_made_again_and_nothing_is_emitted
             monkeypatch.setattr(consumer, "_commit", overtaken)
             producer.send(batch(llm("s1", [1], [2]), begin=True, end=end(span_count=1)))
             producer.flush()
-            wait_for(lambda: committed(each_settings, SPANS) == 1)
+            until(lambda: committed(each_settings, SPANS) == 1)
             producer.send(batch(llm("s2", [1], [2]), attempt="at-2", begin=True, end=end(span_count=1)))
             producer.flush()
-            wait_for(lambda: committed(each_settings, SPANS) == 2)
+            until(lambda: committed(each_settings, SPANS) == 2)
         finally:
             stop.set()
             done.result(DEADLINE_S)

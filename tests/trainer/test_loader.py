@@ -20,11 +20,11 @@ from loader_rig import (
     probe_of,
     resource,
     running,
-    until,
     version,
     weights,
 )
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] its stubs are loose
+from waiting import until
 
 from spanloop.infra.engine_process import EngineProcess
 from spanloop.infra.kafka import Reader
