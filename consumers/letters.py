@@ -6,9 +6,8 @@ as long as what it is about, is everybody's, and can be asked by SQL.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,15 +15,14 @@ from typing import Any
 from ..infra.kafka import Message, Reader
 from ..infra.registry import connect
 from ..infra.settings import Settings
-from ..schemas.errors import InvalidRecord, Reason, Unavailable
+from ..infra.to_end import to_end
+from ..schemas.errors import InvalidRecord, Reason
 from ..schemas.records import DeadLetter
 from ..schemas.serde import HEADER, MAGIC, Decoder, decode_body, schema_json, to_plain
 from ..schemas.topics import DEAD_LETTERS, TOPICS
 from .plain import plain
 
 REPLAYED: Reason = "replayed"
-# How long nothing may come while the end of dead-letters is not reached.
-SILENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +166,10 @@ def read(settings: Settings, *, bodies: bool = True, first: int = 0) -> Iterator
         if max(low, first) >= high:
             return
         reader.assign({position: max(low, first)})
-        heard = time.monotonic()
-        while not reader.reached({position: high}):
-            messages = reader.poll(100, 0.2)
-            if messages:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > SILENCE_S:
-                raise Unavailable(f"reading dead-letters to its end: nothing came for {SILENCE_S:g} s")
-            yield from (x for x in _letters(messages, decoder, bodies=bodies) if first <= x.offset < high)
+        yield from _letters(to_end(reader, {position: high}), decoder, bodies=bodies)
 
 
-def _letters(messages: Sequence[Message], decoder: Decoder, *, bodies: bool) -> Iterator[Letter]:
+def _letters(messages: Iterable[Message], decoder: Decoder, *, bodies: bool) -> Iterator[Letter]:
     for m in messages:
         if m.value is None:
             continue

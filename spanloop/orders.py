@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,14 +9,12 @@ from dataclasses import dataclass, replace
 from spanloop.infra.kafka import OFFSET_BEGINNING, Reader
 from spanloop.infra.registry import connect
 from spanloop.infra.settings import Settings
+from spanloop.infra.to_end import to_end
 from spanloop.schemas import orders
-from spanloop.schemas.errors import ConfigError, InvalidRecord, Unavailable
+from spanloop.schemas.errors import ConfigError, InvalidRecord
 from spanloop.schemas.records import Rollout, Task
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import ROLLOUTS
-
-# How long nothing may come while the end of `rollouts` is not reached.
-SILENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +71,12 @@ def who(settings: Settings, name: str, *, run: bool = False) -> Subject:
 
 def _rollouts(reader: Reader, decoder: Decoder, name: str) -> Iterable[Rollout]:
     reader.assign_topics([ROLLOUTS], OFFSET_BEGINNING)
-    ends, heard = reader.ends(), time.monotonic()
-    while not reader.reached(ends):
-        messages = reader.poll(1000, 0.2)
-        if messages:
-            heard = time.monotonic()
-        elif time.monotonic() - heard > SILENCE_S:
-            raise Unavailable(f"reading `rollouts` to its end: nothing came for {SILENCE_S:g} s; is the broker well?")
-        for m in messages:
-            if m.value is None:
-                continue
-            try:
-                rollout = decoder.decode(Rollout, m.value, m.headers)
-            except InvalidRecord:  # it becomes a dead letter where it is consumed
-                continue
-            if name in (rollout.rollout_id, rollout.task.run_id):
-                yield rollout
+    for m in to_end(reader, reader.ends()):
+        if m.value is None:
+            continue
+        try:
+            rollout = decoder.decode(Rollout, m.value, m.headers)
+        except InvalidRecord:  # it becomes a dead letter where it is consumed
+            continue
+        if name in (rollout.rollout_id, rollout.task.run_id):
+            yield rollout

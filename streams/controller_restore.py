@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 from ..infra.kafka import Message, Position, Reader, partitions
 from ..infra.settings import Settings
 from ..infra.taking import Taking
-from ..schemas.errors import Unavailable
+from ..infra.to_end import to_end
 from ..schemas.records import Decision, Resource, Rollout, Worker
 from ..schemas.topics import DECISIONS, RESOURCES, ROLLOUTS, WORKERS
 from .controller import ControllerState, step
@@ -52,29 +51,17 @@ def restore(
     settle(state)
 
 
-def read(settings: Settings, ends: Mapping[Position, int | None], take: Callable[[Message], None]) -> int:
-    """Reads partitions from their beginning to an offset, or to their end where it is null; how many records."""
+def read(settings: Settings, ends: Mapping[Position, int | None], take: Callable[[Message], None]) -> None:
+    """Reads partitions from their beginning to an offset, or to their end where it is null."""
     reader = Reader(settings, "controller")
     try:
         marks = {position: reader.watermarks(position) for position in ends}
         until = {p: marks[p][1] if end is None else end for p, end in ends.items() if marks[p][1] > marks[p][0]}
         until = {p: end for p, end in until.items() if end > marks[p][0]}
         if not until:
-            return 0
+            return
         reader.assign({p: marks[p][0] for p in until})
-        return _drain(reader, until, take)
+        for message in to_end(reader, until, silence_s=STALLED_S):
+            take(message)
     finally:
         reader.close()
-
-
-def _drain(reader: Reader, until: Mapping[Position, int], take: Callable[[Message], None]) -> int:
-    count, heard = 0, time.monotonic()
-    while not reader.reached(until):
-        for message in reader.poll(timeout_s=0.05):
-            heard = time.monotonic()
-            if message.offset < until[message.topic, message.partition]:
-                take(message)
-                count += 1
-        if time.monotonic() - heard > STALLED_S:
-            raise Unavailable(f"reading {sorted(until)} gave nothing for {STALLED_S:g} s; is the broker reachable?")
-    return count

@@ -133,7 +133,7 @@ class ControllerService:
             if positions:
                 log.warning("standing by: %s is with another member", sorted(missing))
             return
-        term = Term(self._settings, self._encode, self._ends, self._clock, self._policy)
+        term = Term(self._settings, self._encode, self._ends, self._clock, self._policy, stop=self._taking.stop)
         term.restore(self._again, self._committed())
         self._term = term
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,12 +21,15 @@ from ..infra.taking import Taking
 from ..schemas.errors import DeliveryFailed, Fenced, SpanloopError, Unavailable
 from ..schemas.records import Assignment, SpanBatch
 from ..schemas.serde import Encoder
+from .bounded import Bounded
 from .controller import ControllerPolicy, ControllerState, Event, Out, Placed, Tick, step
 from .controller_restore import restore
 
 log = logging.getLogger(__name__)
 
 TRANSACTION_TIMEOUT_S = 30.0
+# For all calls of a transaction together: past it the producer is given up and a new one fences it.
+STUCK_S = 1.5 * TRANSACTION_TIMEOUT_S
 RETRY_PAUSE_S = 0.05
 # The broker ends a transaction in the background and answers "again" to the next until it has: at the default pause of
 # 100 ms that would be the latency of every second assignment. A transaction is flushed at once, so nothing lingers.
@@ -47,6 +51,8 @@ class Term:
         ends: Producer,
         clock: Clock,
         policy: ControllerPolicy,
+        *,
+        stop: threading.Event,
     ) -> None:
         """Fences every earlier term. `ends` writes end markers, outside transactions. Raises Unavailable."""
         self._settings = settings
@@ -58,6 +64,10 @@ class Term:
         self._producer = Producer(settings, "controller", encode=encode, client=self._client)
         self._placed: deque[Placed] = deque()
         self.state = ControllerState(policy=policy)
+        self._bounded = Bounded(stop, STUCK_S)
+        self._bounded("init_transactions", self._init)
+
+    def _init(self) -> None:
         self._call(lambda: self._client.init_transactions(TRANSACTION_TIMEOUT_S), "init_transactions")
 
     def restore(self, taking: Taking, committed: Mapping[Position, int]) -> None:
@@ -90,21 +100,28 @@ class Term:
         ends = [r for r in out if isinstance(r, SpanBatch)]
         inside = [r for r in out if not isinstance(r, SpanBatch)]
         if inside or offsets:
-            self._transact(inside, offsets, consumer)
+            group = consumer.consumer_group_metadata()
+            self._bounded("a transaction", lambda: self._transact(inside, offsets, group))
+            if offsets and self._settings.profile == "embedded":
+                # the embedded broker takes offsets in a transaction but does not keep them
+                consumer.commit(offsets=self._on_broker(offsets), asynchronous=False)
         for marker in ends:
             self._ends.send(marker, on_delivery=_note_failure)
         return len(out)
 
     def close(self) -> None:
-        """Lets its producer go. Between batches no transaction is open."""
+        """Lets its producer go. Between batches no transaction is open; one that is stuck is left to the next term."""
+        self._bounded.close()
         try:
             self._producer.close(5.0)
         except SpanloopError as error:
             log.warning("closing the controller's producer: %s", error)
 
-    def _transact(self, records: Sequence[Out], offsets: Mapping[Position, int], consumer: Consumer) -> None:
-        where = [TopicPartition(self._names.full(t), p, o) for (t, p), o in offsets.items()]
-        client, group = self._client, consumer.consumer_group_metadata()
+    def _on_broker(self, offsets: Mapping[Position, int]) -> list[TopicPartition]:
+        return [TopicPartition(self._names.full(t), p, o) for (t, p), o in offsets.items()]
+
+    def _transact(self, records: Sequence[Out], offsets: Mapping[Position, int], group: object) -> None:
+        client, where = self._client, self._on_broker(offsets)
         self._call(client.begin_transaction, "begin_transaction")
         try:
             for record in records:
@@ -121,9 +138,6 @@ class Term:
         except SpanloopError:
             self._abort()
             raise
-        if where and self._settings.profile == "embedded":
-            # the embedded broker takes offsets in a transaction but does not keep them
-            consumer.commit(offsets=where, asynchronous=False)
 
     def _note(self, record: Out) -> OnDelivery | None:
         if not isinstance(record, Assignment) or record.action != "run":

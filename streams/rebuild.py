@@ -5,7 +5,6 @@ Says whether what the topic holds is what the log says. Changes nothing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from ..infra.kafka import OFFSET_BEGINNING, Position, Reader
 from ..infra.kafka import Message as Raw
 from ..infra.registry import connect
 from ..infra.settings import Settings
-from ..schemas.errors import InvalidRecord, Unavailable
+from ..infra.to_end import to_end
+from ..schemas.errors import InvalidRecord
 from ..schemas.records import Reward, SpanBatch, Trajectory
 from ..schemas.serde import Decoder, to_plain
 from ..schemas.topics import REWARDS, SPANS, TOPICS, TRAJECTORIES, partition_of
@@ -23,8 +23,6 @@ from .assembler import Assembler
 from .deadlines import NS_PER_S
 from .messages import Emitted, Late, Message, Output, Policy, Refused, Source
 
-# How long nothing may come while the end of a partition is not reached.
-SILENCE_S = 10.0
 MAX_DIFFERENCES = 30
 
 
@@ -145,15 +143,7 @@ def published(settings: Settings, rollout_id: str, group_ids: Iterable[str | Non
 
 def _read(reader: Reader, positions: Sequence[Position], wanted: Callable[[Raw], bool]) -> Iterator[Raw]:
     reader.assign(dict.fromkeys(positions, OFFSET_BEGINNING))
-    ends, heard = reader.ends(), time.monotonic()
-    while not reader.reached(ends):
-        messages = reader.poll(500, 0.2)
-        if messages:
-            heard = time.monotonic()
-        elif time.monotonic() - heard > SILENCE_S:
-            names = ", ".join(f"{t}[{p}]" for t, p in positions)
-            raise Unavailable(f"reading {names} to the end: nothing came for {SILENCE_S:g} s; is the broker well?")
-        yield from (m for m in messages if m.offset < ends[m.topic, m.partition] and wanted(m))
+    return filter(wanted, to_end(reader, reader.ends()))
 
 
 def _decoded(messages: Iterable[Raw], decoder: Decoder, remarks: list[str]) -> Iterator[Message]:
