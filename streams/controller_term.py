@@ -112,6 +112,8 @@ class Term:
     def close(self) -> None:
         """Lets its producer go. Between batches no transaction is open; one that is stuck is left to the next term."""
         self._bounded.close()
+        if self._bounded.stuck:
+            return
         try:
             self._producer.close(5.0)
         except SpanloopError as error:
