@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from ..schemas.serde import schema_json
 from ..schemas.topics import TOPICS
 from .avro_sql import Schema, literal, quote
 from .clickhouse_client import Client
+from .landing import PLACE
 from .landing_targets import ENDS, SPANS, TARGETS, Target
 
 MADE = {
@@ -25,7 +25,6 @@ SOURCES: Mapping[str, tuple[str, Target]] = {
     "v_trajectory_calls": ("trajectories", Target("trajectories", ("calls", "", "context"))),
     "v_trajectory_rows": ("trajectories", Target("trajectories", ("rows", "", "context"))),
 }
-PLAIN = re.compile(r"\{([\w.]+)\}")
 
 
 def comment_views(client: Client) -> None:
@@ -54,7 +53,7 @@ def doc(topic: str, target: Target, column: str) -> str:
     schema = Schema(schema_json(TOPICS[topic].record))
     paths = [f"{path}.{column}{suffix}".lstrip(".") for suffix in ("_ns", "") for path in target.paths]
     if column in target.columns:
-        plain = PLAIN.fullmatch(target.columns[column])
+        plain = PLACE.fullmatch(target.columns[column])
         paths = [plain[1]] if plain else []
     return next((found for path in paths if (found := _doc(schema, path))), "")
 

@@ -16,9 +16,9 @@ from .embedded_engine_admin import Admin
 from .embedded_engine_routes import Completions, Options
 from .embedded_engine_scheduler import Decoder, Drawn, Scheduler, Weights
 from .embedded_engine_tokenizer import Tokenizer
+from .http_server import BACKLOG
 from .process import leave_with_parent
 
-BACKLOG = 2048
 GRACE_S = 2  # for answers under way when told to stop
 
 

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
+from .registry import CONTENT_TYPE
 from .schema_store import BAD_SCHEMA, NOT_FOUND, UNPROCESSABLE, Refusal, Registered, SchemaStore
 
-CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 LOOPBACK = "127.0.0.1"
 OK = 200
 

@@ -195,14 +195,6 @@ class RealKafka:
         """Lets a held node go on."""
         self._nodes[node].signal(signal.SIGCONT)
 
-    def stop_registry(self) -> None:
-        """Ends the registry in order."""
-        finish([script("stop_kafka.sh", self._registry)], STOP_TIMEOUT_S)
-
-    def start_registry(self) -> None:
-        """Starts the registry where it was, with what it had."""
-        finish([self._starting_registry()])
-
     # --- end
 
     def close(self, *, wipe: bool = False) -> None:

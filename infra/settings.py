@@ -83,7 +83,7 @@ class Settings(BaseSettings):
     queue_records: int = Field(default=100_000, ge=1)
     """Records a producer holds before it blocks."""
     secret: str = ""
-    """Signs the gateway's per-attempt keys; empty = one is made per process, which suits one gateway only."""
+    """Signs the per-attempt keys; the same for workers and gateways. Empty = no keys: only its URL binds a call."""
     home: Path = Path("runs")
     """Folder for runs: ClickHouse data, checkpoints, exports."""
     otel_endpoint: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..infra.clock import NS_PER_S, Clock, SystemClock
 from ..infra.logs import bound
@@ -53,7 +53,7 @@ class Gateway:
     """What every call shares."""
 
     policy: GatewayPolicy
-    secret: str
+    secret: str = field(repr=False)
     attempts: Attempts
     engines: Engines
     upstream: Upstream

@@ -27,7 +27,6 @@ Type: TypeAlias = "dict[str, Any]"  # a named or complex type
 Schema: TypeAlias = "str | list[Any] | Type"
 Lines: TypeAlias = list[str]
 DOUBLE = struct.Struct("<d")
-NAMESPACE = "spanloop"
 
 
 class _Compiler:

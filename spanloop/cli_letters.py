@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from spanloop.cli import app, connected, out
+from spanloop.infra.clock import NS_PER_S
 from spanloop.schemas.errors import REASONS, ConfigError
 from spanloop.schemas.topics import TOPICS
 
@@ -28,7 +29,6 @@ Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only of thi
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only about this topic; repeatable.")]
 Consumers = Annotated[list[str] | None, typer.Option("--consumer", help="Only refused by this one; repeatable.")]
 Offsets = Annotated[str | None, typer.Option("--offset", help="Only these letters: 17, 10-20 or 10-.")]
-NS_PER_S = 1_000_000_000
 MESSAGE_CHARS = 100
 
 

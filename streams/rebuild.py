@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import cast
 
+from ..infra.clock import NS_PER_S
 from ..infra.kafka import OFFSET_BEGINNING, Position, Reader
 from ..infra.kafka import Message as Raw
 from ..infra.registry import connect
@@ -20,7 +21,6 @@ from ..schemas.records import Reward, SpanBatch, Trajectory
 from ..schemas.serde import Decoder, to_plain
 from ..schemas.topics import REWARDS, SPANS, TOPICS, TRAJECTORIES, partition_of
 from .assembler import Assembler
-from .deadlines import NS_PER_S
 from .messages import Emitted, Late, Message, Output, Policy, Refused, Source
 
 MAX_DIFFERENCES = 30

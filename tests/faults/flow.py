@@ -7,11 +7,11 @@ import threading
 import time
 
 from spanloop.infra.kafka import Reader
-from spanloop.infra.producer import Ack, OnDelivery, Producer
+from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas import ids
-from spanloop.schemas.errors import DeliveryFailed, SpanloopError
+from spanloop.schemas.errors import SpanloopError
 from spanloop.schemas.records import Batch, Limits, Rollout, Task
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import BATCHES, ROLLOUTS, TOPICS
@@ -148,11 +148,3 @@ class Watch:
                     self.finished.add(record.rollout_id)
                 elif isinstance(record, Batch):
                     self.trained.update(record.groups)
-
-
-def ignore(failure: DeliveryFailed | None, ack: Ack | None) -> None:
-    """An OnDelivery for what may be lost."""
-    del failure, ack
-
-
-IGNORE: OnDelivery = ignore

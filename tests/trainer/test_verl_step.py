@@ -20,7 +20,6 @@ from spanloop.trainer.config import TrainerConfig
 from spanloop.trainer.step import PolicyTrainer, make_trainer
 
 MakeRow = Callable[..., TrainRow]
-SGD_LR = 0.1
 IDS = ([5, 6, 7, 8, 9, 10], [11, 12, 13, 14], [15, 16, 17, 18, 19, 20, 21, 22, 23], [3, 4, 5, 6, 7])
 
 
