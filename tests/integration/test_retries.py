@@ -110,6 +110,7 @@ def test_thirty_two_tasks_of_which_two_fail_and_run_again_are_thirty_two_members
         return [batch(*spans, rollout=order.task.rollout_id, attempt=order.attempt_id, begin=True, end=marker)]
 
     loop = Loop(play, tasks(32, Limits(max_attempts=2, retry_on=["failed"])))
+    loop.wait(1.0)  # longer than the back-off
     assert len(loop.given) == 34
     assert [r.final for r in loop.rollouts.values()] == [True] * 32
     assert [r.tries for r in loop.rollouts.values()] == [2, 2, *[1] * 30]
@@ -134,6 +135,7 @@ def test_an_attempt_that_was_given_up_never_counts_however_late_it_succeeds(late
     loop = Loop(play, tasks(32, Limits(max_attempts=2, timeout_s=10.0, retry_on=["timeout"])))
     first = loop.given[0].attempt_id
     loop.wait(11.0)
+    loop.wait(1.0)  # longer than the back-off
     second = loop.given[-1].attempt_id
     loop.made.give(rew(1.0, rollout="ro-0", attempt=second), rew(0.0, rid="rw-2", rollout="ro-0", attempt=first))
     loop.spans(batch(rollout="ro-0", attempt=first, end=end()))
