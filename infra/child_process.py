@@ -5,6 +5,7 @@ Its standard input is a pipe from here, which closes when this process ends, how
 
 from __future__ import annotations
 
+import logging
 import select
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typing import IO, TypeVar
 import httpx
 
 from ..schemas.errors import Unavailable
+
+log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.1
@@ -67,6 +70,7 @@ class ChildProcess:
         try:
             self._child.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            log.warning("%s did not end within %g s and was killed", self._name, STOP_TIMEOUT_S)
             self._child.kill()
             self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout, self._log):

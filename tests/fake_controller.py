@@ -95,6 +95,6 @@ def running(settings: Settings, agent: Any, **options: Any) -> Generator[WorkerS
         yield worker
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         assert raised == []

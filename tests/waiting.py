@@ -9,6 +9,8 @@ from pathlib import Path
 
 # Only a test that fails waits for so long; a loaded machine may need much of it.
 LIMIT_S = 120.0
+# The five seconds in which a part is to be gone, and what a loaded machine adds.
+GONE_WITHIN_S = 30.0
 FIRST_REST_S, LONGEST_REST_S = 0.002, 0.1
 
 

@@ -39,7 +39,7 @@ class Running:
 
     def end(self) -> None:
         self.stop.set()
-        self.thread.join(30)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error

@@ -77,7 +77,7 @@ def test_what_is_stored_does_not_depend_on_kills(kafka_settings: Settings, click
     with sink(settings) as process:
         until(lambda: lag.records() == 0 or process.poll() is not None, "the sink to catch up", DEADLINE_S)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     lag.close()
     spans = client.query("SELECT span_id, name, sequence FROM v_spans ORDER BY span_id").result_rows
     assert [tuple(s) for s in spans] == [

@@ -2,7 +2,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,7 @@ import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 from waiting import gone, until
 
+from spanloop.infra import child_process
 from spanloop.infra.clickhouse import connect
 from spanloop.infra.embedded_clickhouse import ClickHouseProcess
 from spanloop.infra.settings import Settings
@@ -131,7 +131,10 @@ def test_a_second_process_on_the_same_folder_is_refused_with_the_reason(server: 
         ClickHouseProcess(server.path)
 
 
-def test_sigterm_ends_it_within_three_seconds_also_under_a_query_and_keeps_the_data(tmp_path: Path) -> None:
+def test_sigterm_ends_it_also_under_a_query_and_keeps_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(child_process, "STOP_TIMEOUT_S", 60.0)
     with ClickHouseProcess(tmp_path / "data") as process:
         post(process.url, "CREATE DATABASE lab")
         post(process.url, "CREATE TABLE lab.t (a Int32) ENGINE = MergeTree ORDER BY a")
@@ -139,9 +142,8 @@ def test_sigterm_ends_it_within_three_seconds_also_under_a_query_and_keeps_the_d
         endless = threading.Thread(target=_post_until_cut, args=(process.url,))
         endless.start()
         until(lambda: "hash" in post(process.url, "SELECT query FROM system.processes"))
-        before = time.monotonic()
         process.close()
-        assert time.monotonic() - before < 3
+        assert caplog.messages == []  # it was not killed
         endless.join()
     with ClickHouseProcess(tmp_path / "data") as again:
         assert post(again.url, "SELECT sum(a) FROM lab.t") == "3\n"

@@ -69,7 +69,7 @@ def test_ids_are_those_of_the_context_and_not_of_another_thread() -> None:
     with bound(rollout_id="ro-1"):
         thread = threading.Thread(target=lambda: seen.append(logs.ids()))
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert logs.ids() == {"rollout_id": "ro-1"}
     assert seen == [{}]
     assert logs.ids() == {}

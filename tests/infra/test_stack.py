@@ -68,13 +68,13 @@ def check_topics_and_tables(settings: Settings) -> None:
     assert connect(settings).rows("SELECT count() AS n FROM spans") == [{"n": 0}]
 
 
-def test_it_writes_addresses_that_other_processes_use_and_is_down_in_seconds(running: Process) -> None:
+def test_it_writes_addresses_that_other_processes_use_and_ends_in_order(running: Process) -> None:
     settings = running.settings()
     assert (settings.profile, settings.prefix, settings.partitions) == ("embedded", "p", 4)
     check_topics_and_tables(settings)
-    status, told, seconds = running.stop(signal.SIGTERM)
+    status, told, _ = running.stop(signal.SIGTERM)
     assert status == 0
-    assert seconds < 5, "its promise; a child that had to be killed takes longer"
+    assert "was killed" not in told
     for part in (settings.bootstrap, "Java and franz-go clients", "cannot talk to it", "--kafka", "Redpanda"):
         assert part in told
 

@@ -70,23 +70,28 @@ def test_an_agent_cannot_take_the_worker_down(error: BaseException) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_no_more_attempts_run_at_once_than_there_are_slots(asynchronous: bool) -> None:
-    lock, now, most = threading.Lock(), 0, 0
+    lock, full, now, most = threading.Lock(), threading.Event(), 0, 0
 
     def count(change: int) -> None:
         nonlocal now, most
         with lock:
             now += change
             most = max(most, now)
+            if now == 3:
+                full.set()
 
     def sync_agent(task: Any) -> None:
         del task
         count(1)
-        time.sleep(0.005)
+        assert full.wait(60)
+        time.sleep(0.005)  # for more of them to come, if they could
         count(-1)
 
     async def async_agent(task: Any) -> None:
         del task
         count(1)
+        while not full.is_set():
+            await asyncio.sleep(0.005)
         await asyncio.sleep(0.005)
         count(-1)
 
@@ -114,7 +119,7 @@ def test_an_asynchronous_agent_is_cancelled_at_its_deadline() -> None:
 
     with bench(agent) as b:
         b.accept(1)
-        assert started.wait(10)
+        assert started.wait(60)
         b.clock.advance(9.9)
         b.attempts.tick()
         assert b.attempts.named() == ["at-1"]
@@ -122,7 +127,7 @@ def test_an_asynchronous_agent_is_cancelled_at_its_deadline() -> None:
         b.attempts.tick()
         end = b.end(1)
         assert (end.status, end.failure_class) == ("timeout", "agent")
-        assert cancelled.wait(10)
+        assert cancelled.wait(60)
 
 
 def test_a_thread_is_left_alone_at_its_deadline_and_its_slot_is_free() -> None:
@@ -131,7 +136,7 @@ def test_a_thread_is_left_alone_at_its_deadline_and_its_slot_is_free() -> None:
     @rollout
     def agent(task: Any) -> float:
         if task == "stuck":
-            go_on.wait(30)
+            go_on.wait(60)
             emit_message("too late")
             done.set()
         return 1.0
@@ -145,7 +150,7 @@ def test_a_thread_is_left_alone_at_its_deadline_and_its_slot_is_free() -> None:
         assert (b.end(1).status, b.end(2).status) == ("timeout", "succeeded")
         assert threads.lost == 1
         go_on.set()
-        assert done.wait(10)
+        assert done.wait(60)
         until(lambda: b.attempts.named() == [])
         until(lambda: threads.lost == 0)
     assert [batch.end.status for batch in b.sender.batches if batch.end and batch.attempt_id == "at-1"] == ["timeout"]
@@ -160,12 +165,12 @@ def test_an_event_loop_that_an_agent_blocks_is_left_alone_and_replaced(monkeypat
     async def agent(task: Any) -> None:
         if task == "block":
             at_work.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
 
     loops = loop_slots.LoopSlots(agent)
     with bench(agent, slots=2, places=loops) as b:
         b.accept(1, task_input="block")
-        assert at_work.wait(10)
+        assert at_work.wait(60)
         b.clock.advance(11)
         until(lambda: b.attempts.tick() or loops.lost)
         assert b.end(1).status == "timeout"
@@ -199,7 +204,7 @@ def test_a_claim_that_expires_while_it_waits_for_a_slot_is_not_begun() -> None:
     @rollout
     def agent(task: Any) -> None:
         del task
-        gate.wait(30)
+        gate.wait(60)
 
     with bench(agent, slots=1) as b:
         b.accept(1)

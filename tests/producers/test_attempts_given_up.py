@@ -72,7 +72,7 @@ def test_short_attempts_are_held_ready_and_long_ones_are_left_to_others(took_s: 
     @rollout
     def agent(task: Any) -> None:
         del task
-        gate.wait(30)
+        gate.wait(60)
 
     with bench(agent, slots=4) as b:
         assert b.attempts.ahead() == 0

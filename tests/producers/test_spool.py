@@ -134,7 +134,7 @@ def test_a_thread_that_waits_for_room_gets_it(sender: FakeSender) -> None:  # PS
         until(lambda: spool.pending == 10)
         assert thread.is_alive()
         sender.release()
-        thread.join(20)
+        thread.join(60)
         assert spool.flush(5)
     assert [s.sequence for s in sender.spans] == list(range(1000))
     assert spool.dropped == 0
