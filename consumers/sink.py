@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
@@ -49,7 +49,7 @@ INSERT_TIMEOUT_S = 60
 INSERTS_AT_ONCE = 2
 # Block sizes decide how a batch is cut into blocks, and a block's token says which block of the batch it is: with other
 # sizes at the second try its rows would be taken for new ones.
-INSERT_SETTINGS: dict[str, Any] = {
+INSERT_SETTINGS: dict[str, object] = {
     "async_insert": 0,
     "insert_deduplicate": 1,
     "deduplicate_blocks_in_dependent_materialized_views": 1,
@@ -141,12 +141,12 @@ class Sink:
         if taken and last < portion.read.stop - 1:
             self._quarantine.good()
 
-    def _insert_rows(self, table: str, rows: list[dict[str, Any]]) -> None:
+    def _insert_rows(self, table: str, rows: list[dict[str, object]]) -> None:
         if rows:
             block = "\n".join(json.dumps(row) for row in rows).encode()
             self._client.insert(table, block, "JSONEachRow", {"async_insert": 0})
 
-    def _tombstone(self, message: Message) -> dict[str, Any]:
+    def _tombstone(self, message: Message) -> dict[str, object]:
         return {
             "topic": message.topic,
             "key": (message.key or b"").decode("utf-8", "replace"),
@@ -155,7 +155,7 @@ class Sink:
             "k_offset": message.offset,
         }
 
-    def _logged(self, portion: Portion) -> dict[str, Any]:
+    def _logged(self, portion: Portion) -> dict[str, object]:
         quarantined, tombstones = len(portion.refused), len(portion.tombstones)
         now_ns = self._clock.now_ns()
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from ..schemas.records import Assignment, Resource
 from .llm import LLM, attempt_url
@@ -85,7 +85,7 @@ class Resources:
             endpoint=str(endpoint),
             model=str(body.get("model") or name),
             api_key=str(body.get("api_key") or key),
-            sampling_parameters=cast("dict[str, Any]", body.get("sampling_parameters") or {}),
+            sampling_parameters=cast("dict[str, object]", body.get("sampling_parameters") or {}),
         )
 
     def _model(self, pins: Mapping[str, int | None]) -> tuple[str, Resource | None]:
@@ -106,6 +106,6 @@ def value_of(resource: Resource) -> object:
     return PromptTemplate(str(text), resource.version)
 
 
-def _object(body: str | None) -> dict[str, Any]:
+def _object(body: str | None) -> dict[str, object]:
     found = json.loads(body) if body else None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("dict[str, object]", found) if isinstance(found, dict) else {}

@@ -14,7 +14,7 @@ from spanloop.schemas.serde import parsed_schema
 write = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
 
 
-def avro_body(schema: str, value: Any) -> bytes:
+def avro_body(schema: str, value: object) -> bytes:
     """A value's body."""
     out = io.BytesIO()
     write(out, parsed_schema(schema), value)

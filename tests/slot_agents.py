@@ -13,10 +13,11 @@ from typing import Any
 
 from spanloop.producers import emit_message, emit_reward, rollout
 from spanloop.producers.agent import RolloutInfo
+from spanloop.producers.llm import LLM
 
 
 @rollout
-def agent(task: Any, rollout: RolloutInfo, llm: Any) -> float:
+def agent(task: str | None, rollout: RolloutInfo, llm: LLM) -> float:
     """Says who it is, then does what its task says."""
     emit_message(f"{os.getpid()} {rollout.rollout_id} {llm.api_key}")
     how, *rest = (task or "succeed").split()
@@ -51,7 +52,7 @@ def clean_up_late() -> None:
 
 
 @rollout
-async def asynchronous(task: Any) -> None:
+async def asynchronous(task: object) -> None:
     """Sleeps for ever, or not at all."""
     emit_message(str(os.getpid()))
     if task == "sleep":

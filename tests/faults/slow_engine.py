@@ -8,6 +8,8 @@ from typing import Any
 
 from spanloop.infra.scripted_engine import ScriptedEngine, Step, Streamed, Whole
 
+Json = dict[str, Any]
+
 GAP_S = 0.03
 PROMPT_IDS = [1, 2, 3, 4]
 IDS = [11, 12, 13]
@@ -45,7 +47,7 @@ class SlowEngine(ScriptedEngine):
         return self._streamed() if streamed else whole()
 
     def _streamed(self) -> Streamed:
-        steps: list[dict[str, Any] | str | bytes | threading.Event] = []
+        steps: list[Json | str | bytes | threading.Event] = []
         for i, token in enumerate(IDS):
             chunk = _chunk({"content": "word "}, token, last=i == len(IDS) - 1)
             steps += [chunk if i else {**chunk, "prompt_token_ids": PROMPT_IDS}, Gap(GAP_S, self.mid_stream)]
@@ -66,8 +68,8 @@ def whole() -> Whole:
     return Whole({**top, "prompt_token_ids": PROMPT_IDS})
 
 
-def _chunk(delta: dict[str, Any], token: int, *, last: bool) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": _logprobs(1), "token_ids": [token]}
+def _chunk(delta: Json, token: int, *, last: bool) -> Json:
+    choice: Json = {"index": 0, "delta": delta, "logprobs": _logprobs(1), "token_ids": [token]}
     if last:
         choice |= {"finish_reason": "stop", "weight_versions": _versions()}
     return {"id": "c", "object": "chat.completion.chunk", "created": 7, "model": "policy", "choices": [choice]}
@@ -77,5 +79,5 @@ def _versions() -> list[dict[str, int]]:
     return [{"start": 0, "end": len(IDS), "version": VERSION}]
 
 
-def _logprobs(count: int) -> dict[str, Any]:
+def _logprobs(count: int) -> Json:
     return {"content": [{"token": "t", "logprob": -0.5} for _ in range(count)]}

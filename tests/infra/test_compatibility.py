@@ -17,20 +17,21 @@ from spanloop.schemas.errors import SchemaMismatch
 from spanloop.schemas.serde import schema_json
 from spanloop.schemas.topics import TOPICS, Topic
 
+Schema = Any  # parsed Avro: a name, a list of branches or a dict
 # fastavro's stubs leave its file argument untyped
-write = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
-read = cast("Callable[[io.BytesIO, Any, Any], Any]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
+write = cast("Callable[[io.BytesIO, Schema, object], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
+read = cast("Callable[[io.BytesIO, Schema, Schema], object]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
 
 
-def record(*fields: dict[str, Any], name: str = "R") -> dict[str, Any]:
+def record(*fields: dict[str, Schema], name: str = "R") -> dict[str, Schema]:
     return {"type": "record", "name": name, "fields": list(fields)}
 
 
-def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
+def field(name: str, kind: Schema, **more: object) -> dict[str, Schema]:
     return {"name": name, "type": kind, **more}
 
 
-def wrong(reader: Any, writer: Any) -> list[str]:
+def wrong(reader: Schema, writer: Schema) -> list[str]:
     return unreadable(parse(json.dumps(reader)), parse(json.dumps(writer)))
 
 
@@ -38,7 +39,7 @@ A = field("a", "int")
 INNER = record(field("x", "int"), name="I")
 WIDER = record(field("x", "int"), field("y", "int"), name="I")
 
-READABLE: list[tuple[str, Any, Any, Any]] = [
+READABLE: list[tuple[str, Schema, Schema, Schema]] = [
     ("equal schemas", record(A), record(A), {"a": 1}),
     ("a new field with a default", record(A, field("b", "int", default=7)), record(A), {"a": 1}),
     ("a field that the reader left out", record(A), record(A, field("b", "int")), {"a": 1, "b": 2}),
@@ -67,7 +68,7 @@ READABLE: list[tuple[str, Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("why", "reader", "writer", "value"), READABLE, ids=[r[0] for r in READABLE])
-def test_it_is_readable(why: str, reader: Any, writer: Any, value: Any) -> None:
+def test_it_is_readable(why: str, reader: Schema, writer: Schema, value: object) -> None:
     assert wrong(reader, writer) == [], why
     out = io.BytesIO()
     write(out, parse_schema(writer), value)
@@ -75,7 +76,7 @@ def test_it_is_readable(why: str, reader: Any, writer: Any, value: Any) -> None:
     read(out, parse_schema(writer), parse_schema(reader))  # another implementation agrees
 
 
-UNREADABLE: list[tuple[str, Any, Any, str]] = [
+UNREADABLE: list[tuple[str, Schema, Schema, str]] = [
     ("a new field without a default", record(A, field("b", "int")), record(A), "field 'b'"),
     ("another type", record(field("a", "string")), record(A), "field 'a': type string cannot read int"),
     ("long as int", record(A), record(field("a", "long")), "field 'a'"),
@@ -122,7 +123,7 @@ UNREADABLE: list[tuple[str, Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("why", "reader", "writer", "named"), UNREADABLE, ids=[r[0] for r in UNREADABLE])
-def test_it_is_not_readable_and_the_field_is_named(why: str, reader: Any, writer: Any, named: str) -> None:
+def test_it_is_not_readable_and_the_field_is_named(why: str, reader: Schema, writer: Schema, named: str) -> None:
     del why
     (complaint,) = wrong(reader, writer)
     assert re.search(named, complaint), complaint

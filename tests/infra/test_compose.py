@@ -14,17 +14,19 @@ from jsonschema import Draft202012Validator
 from spanloop.infra.settings import LOCAL
 from spanloop.schemas.topics import TOPICS
 
+Json = dict[str, Any]
+
 TEXT = {"type": "string", "minLength": 1}
 TEXTS = {"type": "array", "items": TEXT, "minItems": 1}
 DURATION = {"type": "string", "pattern": r"^[0-9]+(s|m)$"}
 NAMED = r"^[a-z][a-z0-9_-]*$"
 
 
-def strict(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+def strict(properties: Json, *required: str) -> Json:
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
-def each(schema: dict[str, Any]) -> dict[str, Any]:
+def each(schema: Json) -> Json:
     return {"type": "object", "patternProperties": {NAMED: schema}, "additionalProperties": False}
 
 
@@ -75,11 +77,11 @@ def errors(instance: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
+def compose() -> Json:
     return yaml.safe_load((files("spanloop.infra") / "compose.yaml").read_text("utf-8"))
 
 
-def test_it_has_only_what_the_specification_knows_and_every_image_is_pinned(compose: dict[str, Any]) -> None:
+def test_it_has_only_what_the_specification_knows_and_every_image_is_pinned(compose: Json) -> None:
     assert errors(compose) == []
 
 
@@ -91,12 +93,12 @@ def test_it_has_only_what_the_specification_knows_and_every_image_is_pinned(comp
         ("clickhouse", "ports", ["8123:8123"]),
     ],
 )
-def test_the_check_can_fail(compose: dict[str, Any], service: str, key: str, value: object) -> None:
+def test_the_check_can_fail(compose: Json, service: str, key: str, value: object) -> None:
     changed = {**compose, "services": {**compose["services"], service: {**compose["services"][service], key: value}}}
     assert errors(changed)
 
 
-def test_it_publishes_the_ports_of_the_local_profile(compose: dict[str, Any]) -> None:
+def test_it_publishes_the_ports_of_the_local_profile(compose: Json) -> None:
     published = {p.rpartition(":")[0] for s in compose["services"].values() for p in s["ports"]}
     wanted = {re.sub(r"^http://([^@]*@)?", "", LOCAL[k]) for k in ("bootstrap", "registry_url", "clickhouse_url")}
     assert wanted <= published
@@ -104,14 +106,14 @@ def test_it_publishes_the_ports_of_the_local_profile(compose: dict[str, Any]) ->
     assert LOCAL["clickhouse_url"].startswith(f"http://{user['CLICKHOUSE_USER']}:{user['CLICKHOUSE_PASSWORD']}@")
 
 
-def test_every_reference_leads_somewhere(compose: dict[str, Any]) -> None:
+def test_every_reference_leads_somewhere(compose: Json) -> None:
     for service in compose["services"].values():
         assert {v.split(":")[0] for v in service.get("volumes", ())} <= compose["volumes"].keys()
         assert {c["source"] for c in service.get("configs", ())} <= compose["configs"].keys()
         assert service.get("depends_on", {}).keys() <= compose["services"].keys()
 
 
-def test_the_broker_takes_the_largest_topics_records(compose: dict[str, Any]) -> None:
+def test_the_broker_takes_the_largest_topics_records(compose: Json) -> None:
     config = yaml.safe_load(compose["configs"]["redpanda"]["content"])
     assert config["kafka_batch_max_bytes"] == max(t.max_bytes for t in TOPICS.values()) == 20 << 20
     assert config["auto_create_topics_enabled"] is False

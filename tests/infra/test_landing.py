@@ -19,15 +19,17 @@ from spanloop.infra.landing import select
 from spanloop.infra.landing_targets import MADE, Target
 from spanloop.infra.settings import Settings
 
+Json = dict[str, Any]
+
 # fastavro's stubs stop short
 write = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
 
-ID: dict[str, Any] = {"name": "id", "type": "string"}
-SOURCE: dict[str, Any] = {"name": "source", "type": ["null", "string"], "default": None}
-PRIO: dict[str, Any] = {"name": "prio", "type": "int", "default": 0}
+ID: Json = {"name": "id", "type": "string"}
+SOURCE: Json = {"name": "source", "type": ["null", "string"], "default": None}
+PRIO: Json = {"name": "prio", "type": "int", "default": 0}
 
 
-def record(*fields: dict[str, Any], name: str = "R") -> dict[str, Any]:
+def record(*fields: Json, name: str = "R") -> Json:
     return {"type": "record", "name": name, "fields": list(fields)}
 
 
@@ -46,7 +48,7 @@ def client(clickhouse_url: str) -> Iterator[Client]:
     found.close()
 
 
-def land(client: Client, writer: dict[str, Any], reader: dict[str, Any], columns: dict[str, str], *values: Any) -> None:
+def land(client: Client, writer: Json, reader: Json, columns: dict[str, str], *values: Any) -> None:
     """Inserts values written with one schema for a reader of another."""
     schema, table = Schema(json.dumps(writer)), f"landing_{uuid4().hex[:8]}"
     names = ", ".join(f"`{n}` {t}" for n, t in [("k_partition", "Int32"), ("k_offset", "Int64"), *schema.columns()])
@@ -58,7 +60,7 @@ def land(client: Client, writer: dict[str, Any], reader: dict[str, Any], columns
     client.insert(table, container.header + container.block(bodies), "Avro", {"async_insert": 0})
 
 
-def body(writer: dict[str, Any], value: Any) -> bytes:
+def body(writer: Json, value: object) -> bytes:
     out = io.BytesIO()
     write(out, writer, value)
     return out.getvalue()

@@ -91,7 +91,7 @@ def test_parallel_agents_are_a_triplet_each_under_their_own_name() -> None:  # T
 
 def test_three_async_runs_of_a_worker_are_three_roots() -> None:  # TR-3
     @rollout
-    async def agent(task: Any) -> float:
+    async def agent(task: float) -> float:
         await asyncio.sleep(0)
         return float(task)
 
@@ -156,7 +156,7 @@ def test_a_prompt_that_grew_too_long_fails_the_attempt_and_leaves_what_came_befo
     with gateway(answer(choice([7])), Whole(OVERFLOW, 400)) as r:
 
         @rollout
-        def agent(task: Any) -> float:
+        def agent(task: object) -> float:
             del task
             with r.openai(retries=2) as client:
                 for _ in range(2):

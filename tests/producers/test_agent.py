@@ -20,7 +20,9 @@ JOB = Job(Assignment("wo-1", "at-1", attempt_number=2, task=TASK), TASK, LLM_7, 
 
 def test_parameters_are_filled_by_name() -> None:
     @rollout
-    def agent(task: Any, resources: Any, rollout: RolloutInfo, prompt_template: Any, llm: Any, extra: int = 1) -> Any:
+    def agent(
+        task: object, resources: Any, rollout: RolloutInfo, prompt_template: Any, llm: Any, extra: int = 1
+    ) -> Any:
         return [task, resources, rollout, prompt_template, llm, extra]
 
     task, resources, info, prompt, llm, extra = cast("list[Any]", agent.run(JOB))
@@ -47,7 +49,7 @@ def test_a_decorated_function_is_an_agent_that_can_be_called_by_hand(decorator: 
 
 def test_a_coroutine_function_is_an_asynchronous_agent() -> None:
     @prompt_rollout
-    async def agent(task: Any, prompt_template: PromptTemplate) -> str:
+    async def agent(task: dict[str, str], prompt_template: PromptTemplate) -> str:
         return prompt_template.format(question=task["key"])
 
     assert agent.is_async
@@ -64,7 +66,7 @@ def test_a_parameter_that_nobody_fills_is_refused_at_once(parameters: str) -> No
 
 def test_an_agent_without_its_prompt_says_what_to_pin() -> None:
     @rollout
-    def agent(task: Any, prompt_template: Any) -> None:
+    def agent(task: object, prompt_template: Any) -> None:
         del task, prompt_template
 
     with pytest.raises(ConfigError, match="none of that is a prompt; publish one and pin it"):

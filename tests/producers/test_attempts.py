@@ -2,7 +2,6 @@ import asyncio
 import json
 import threading
 import time
-from typing import Any
 
 import pytest
 from sdk import bench
@@ -10,6 +9,8 @@ from waiting import until
 
 from spanloop.producers import emit_message, emit_reward, loop_slots, rollout
 from spanloop.producers.attempts import RESOURCE_WAIT_S
+from spanloop.producers.llm import LLM
+from spanloop.producers.prompt import PromptTemplate
 from spanloop.producers.slots import ThreadSlots
 from spanloop.schemas import semconv
 from spanloop.schemas.records import Resource
@@ -17,7 +18,7 @@ from spanloop.schemas.records import Resource
 
 def test_a_returned_number_is_the_final_reward_before_the_end_marker() -> None:
     @rollout
-    def agent(task: Any, llm: Any) -> float:
+    def agent(task: object, llm: LLM) -> float:
         emit_message(f"{task} {llm.api_key}")
         emit_reward(0.5, name="style", step=True)
         return 1.0
@@ -37,7 +38,7 @@ def test_a_returned_number_is_the_final_reward_before_the_end_marker() -> None:
 
 def test_an_exception_fails_the_attempt_with_its_type_and_message_as_a_span() -> None:
     @rollout
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         raise ValueError(f"boo {task}")
 
     with bench(agent) as b:
@@ -52,12 +53,12 @@ def test_an_exception_fails_the_attempt_with_its_type_and_message_as_a_span() ->
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
 def test_an_agent_cannot_take_the_worker_down(error: BaseException) -> None:
     @rollout
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         if task:
             raise error
 
     @rollout
-    async def asynchronous(task: Any) -> None:
+    async def asynchronous(task: object) -> None:
         if task:
             raise error
 
@@ -80,14 +81,14 @@ def test_no_more_attempts_run_at_once_than_there_are_slots(asynchronous: bool) -
             if now == 3:
                 full.set()
 
-    def sync_agent(task: Any) -> None:
+    def sync_agent(task: object) -> None:
         del task
         count(1)
         assert full.wait(60)
         time.sleep(0.005)  # for more of them to come, if they could
         count(-1)
 
-    async def async_agent(task: Any) -> None:
+    async def async_agent(task: object) -> None:
         del task
         count(1)
         while not full.is_set():
@@ -108,7 +109,7 @@ def test_an_asynchronous_agent_is_cancelled_at_its_deadline() -> None:
     started, cancelled = threading.Event(), threading.Event()
 
     @rollout
-    async def agent(task: Any) -> None:
+    async def agent(task: object) -> None:
         del task
         started.set()
         try:
@@ -134,7 +135,7 @@ def test_a_thread_is_left_alone_at_its_deadline_and_its_slot_is_free() -> None:
     go_on, done = threading.Event(), threading.Event()
 
     @rollout
-    def agent(task: Any) -> float:
+    def agent(task: object) -> float:
         if task == "stuck":
             go_on.wait(60)
             emit_message("too late")
@@ -162,7 +163,7 @@ def test_an_event_loop_that_an_agent_blocks_is_left_alone_and_replaced(monkeypat
     at_work, go_on = threading.Event(), threading.Event()
 
     @rollout
-    async def agent(task: Any) -> None:
+    async def agent(task: object) -> None:
         if task == "block":
             at_work.set()
             assert go_on.wait(60)
@@ -181,7 +182,7 @@ def test_an_event_loop_that_an_agent_blocks_is_left_alone_and_replaced(monkeypat
 
 def test_a_cancelled_attempt_is_stopped_whether_it_runs_or_waits() -> None:
     @rollout
-    async def agent(task: Any) -> None:
+    async def agent(task: object) -> None:
         del task
         await asyncio.sleep(3600)
 
@@ -202,7 +203,7 @@ def test_a_claim_that_expires_while_it_waits_for_a_slot_is_not_begun() -> None:
     gate = threading.Event()
 
     @rollout
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         del task
         gate.wait(60)
 
@@ -219,7 +220,7 @@ def test_a_claim_that_expires_while_it_waits_for_a_slot_is_not_begun() -> None:
 
 def test_an_attempt_is_named_until_its_end_marker_is_acknowledged() -> None:
     @rollout
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         del task
 
     with bench(agent) as b:
@@ -234,7 +235,7 @@ def test_an_attempt_is_named_until_its_end_marker_is_acknowledged() -> None:
 
 def test_an_attempt_waits_for_a_pinned_resource_that_is_on_its_way() -> None:
     @rollout
-    def agent(task: Any, prompt_template: Any) -> None:
+    def agent(task: object, prompt_template: PromptTemplate) -> None:
         del task
         emit_message(prompt_template.template)
 
@@ -250,7 +251,7 @@ def test_an_attempt_waits_for_a_pinned_resource_that_is_on_its_way() -> None:
 
 def test_a_pinned_resource_that_never_comes_is_the_infrastructures_failure() -> None:
     @rollout
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         del task
 
     with bench(agent) as b:

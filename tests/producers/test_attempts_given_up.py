@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
 from sdk import bench
@@ -15,7 +14,7 @@ from spanloop.producers import rollout
 @pytest.mark.parametrize("late_beat", [False, True])
 def test_an_attempt_that_was_given_away_is_given_up(late_beat: bool) -> None:
     @rollout
-    async def agent(task: Any) -> None:
+    async def agent(task: object) -> None:
         del task
         await asyncio.sleep(3600)
 
@@ -37,7 +36,7 @@ def test_an_attempt_that_was_given_away_is_given_up(late_beat: bool) -> None:
 
 def test_a_heartbeat_that_did_not_name_an_attempt_does_not_keep_it() -> None:
     @rollout
-    async def agent(task: Any) -> None:
+    async def agent(task: object) -> None:
         del task
         await asyncio.sleep(3600)
 
@@ -52,7 +51,7 @@ def test_a_heartbeat_that_did_not_name_an_attempt_does_not_keep_it() -> None:
 
 def test_what_is_left_is_handed_back() -> None:
     @rollout
-    async def agent(task: Any) -> None:
+    async def agent(task: object) -> None:
         del task
         await asyncio.sleep(3600)
 
@@ -70,7 +69,7 @@ def test_short_attempts_are_held_ready_and_long_ones_are_left_to_others(took_s: 
     gate = threading.Event()
 
     @rollout
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         del task
         gate.wait(60)
 

@@ -12,20 +12,22 @@ from spanloop.infra.scripted_engine import Streamed, Whole
 from spanloop.schemas.packed import unpack_ids
 from spanloop.schemas.spans import ModelCall, Usage
 
-STOP: dict[str, Any] = {"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]}  # without an index
+Json = dict[str, Any]
+
+STOP: Json = {"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]}  # without an index
 USAGE = {"prompt_tokens": 26, "completion_tokens": 3}
-USAGE_CHUNK: dict[str, Any] = {"choices": [], "usage": USAGE}
-ODD_CHUNK: dict[str, Any] = {"choices": [{"index": 0, "delta": {}}], "usage": USAGE}
+USAGE_CHUNK: Json = {"choices": [], "usage": USAGE}
+ODD_CHUNK: Json = {"choices": [{"index": 0, "delta": {}}], "usage": USAGE}
 
 
-def chunk(content: str, *ids: int, **top: object) -> dict[str, Any]:
+def chunk(content: str, *ids: int, **top: object) -> Json:
     return {"choices": [{"index": 0, "delta": {"content": content}, "token_ids": list(ids)}], **top}
 
 
 ABC = [chunk("a", 10, prompt_token_ids=[1, 2]), chunk("b", 11), chunk("c", 12)]
 
 
-def stored(call: ModelCall) -> dict[str, Any]:
+def stored(call: ModelCall) -> Json:
     return json.loads(call.response or "")["choices"][0]
 
 
@@ -34,9 +36,7 @@ def sent(stream: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("last", [USAGE_CHUNK, ODD_CHUNK])
-def test_a_trailing_usage_chunk_behind_a_finish_without_index_counts_once(
-    rig: MakeRig, last: dict[str, Any]
-) -> None:  # GW-2
+def test_a_trailing_usage_chunk_behind_a_finish_without_index_counts_once(rig: MakeRig, last: Json) -> None:  # GW-2
     raw = b"data: " + json.dumps(last).encode() + b"\n\n"
     r = rig(Streamed([*ABC, STOP, raw, "[DONE]"]))
     got = r.post(stream=True, stream_options={"include_usage": True})
@@ -56,7 +56,7 @@ def test_a_trailing_usage_chunk_behind_a_finish_without_index_counts_once(
 def test_a_tool_call_without_role_type_and_content_is_passed_on_and_asked_again_as_it_came(
     rig: MakeRig,
 ) -> None:  # GW-4
-    message: dict[str, Any] = {
+    message: Json = {
         "content": None,
         "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": '{"a":1}'}}],
     }
@@ -90,7 +90,7 @@ def test_a_streamed_tool_call_keeps_a_null_content_null(rig: MakeRig) -> None:  
 def test_a_streamed_answer_without_tokens_is_told_apart_from_one_without_ids(
     rig: MakeRig, ids: list[int] | None, packed: bytes | None, flag: str
 ) -> None:  # SP-19
-    finish: dict[str, Any] = {
+    finish: Json = {
         "index": 0,
         "delta": {"content": ""},
         "finish_reason": "stop",

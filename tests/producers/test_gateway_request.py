@@ -14,7 +14,7 @@ from spanloop.schemas.spans import Sampling
 USER = {"role": "user", "content": "hi"}
 
 
-def prepared(policy: GatewayPolicy | None = None, **request: Any) -> Prepared:
+def prepared(policy: GatewayPolicy | None = None, **request: object) -> Prepared:
     return prepare(json.dumps({"messages": [USER], **request}).encode(), policy or GatewayPolicy())
 
 

@@ -22,17 +22,19 @@ from spanloop.producers.gateway_stream import Braces, Hold, data_of, events
 from spanloop.schemas.packed import unpack_ids, unpack_logprobs
 from spanloop.schemas.spans import Usage, VersionRun
 
-STOP: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}]}
+Json = dict[str, Any]
+
+STOP: Json = {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}]}
 
 
-def text(content: str, *ids: int, **choice: object) -> dict[str, Any]:
+def text(content: str, *ids: int, **choice: object) -> Json:
     """A chunk as vLLM writes it where log-probs and ids were asked for."""
     logprobs = {"content": [{"token": "t", "logprob": -0.25} for _ in ids]}
     body = {"index": 0, "delta": {"content": content}, "logprobs": logprobs, "token_ids": list(ids), **choice}
     return {"id": "c1", "object": "chat.completion.chunk", "created": 7, "model": "policy", "choices": [body]}
 
 
-def tool(arguments: str | None, index: int = 0, name: str | None = None) -> dict[str, Any]:
+def tool(arguments: str | None, index: int = 0, name: str | None = None) -> Json:
     function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
     call = {"index": index, "function": function, **({} if name is None else {"id": f"c{index}", "type": "function"})}
     return {"id": "c1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}, "token_ids": [5]}]}
@@ -43,7 +45,7 @@ def data(stream: bytes) -> list[str]:
     return [part.removeprefix(b"data: ").decode() for part in stream.split(b"\n\n") if part]
 
 
-def chunks_of(stream: bytes) -> list[dict[str, Any]]:
+def chunks_of(stream: bytes) -> list[Json]:
     return [json.loads(part) for part in data(stream) if part != "[DONE]"]
 
 
@@ -94,15 +96,15 @@ def test_a_stream_without_usage_is_recorded_with_ids_and_unknown_usage(rig: Make
     assert "usage" not in stored
 
 
-USAGE_CHUNK: dict[str, Any] = {"choices": [], "usage": {"prompt_tokens": 26, "completion_tokens": 3}}
-ODD_CHUNK: dict[str, Any] = {
+USAGE_CHUNK: Json = {"choices": [], "usage": {"prompt_tokens": 26, "completion_tokens": 3}}
+ODD_CHUNK: Json = {
     "choices": [{"index": 0, "delta": {}}],
     "usage": {"prompt_tokens": 26, "completion_tokens": 3},
 }
 
 
 @pytest.mark.parametrize("last", [USAGE_CHUNK, ODD_CHUNK])
-def test_usage_in_a_trailing_chunk_counts_once_and_is_passed_on_unchanged(rig: MakeRig, last: dict[str, Any]) -> None:
+def test_usage_in_a_trailing_chunk_counts_once_and_is_passed_on_unchanged(rig: MakeRig, last: Json) -> None:
     # GW-2
     raw = b"data: " + json.dumps(last).encode() + b"\n\n"
     r = rig(Streamed([text("abc", 1, 2, 3), STOP, raw, "[DONE]"]))
@@ -279,7 +281,7 @@ OBJECTS = st.recursive(
 
 
 @given(st.dictionaries(st.text(alphabet='a"\\{}[]'), OBJECTS, max_size=4), st.integers(1, 5))
-def test_an_object_is_complete_exactly_at_its_last_brace(value: dict[str, Any], step: int) -> None:
+def test_an_object_is_complete_exactly_at_its_last_brace(value: Json, step: int) -> None:
     whole = json.dumps(value)
     braces = Braces()
     pieces = [whole[i : i + step] for i in range(0, len(whole), step)]

@@ -2,7 +2,6 @@ import asyncio
 import json
 import threading
 import time
-from typing import Any
 
 import pytest
 from fake_controller import Controller, running
@@ -10,13 +9,15 @@ from waiting import GONE_WITHIN_S, until
 
 from spanloop.producers import emit_message, rollout
 from spanloop.producers.keys import verify
+from spanloop.producers.llm import LLM
+from spanloop.producers.prompt import PromptTemplate
 from spanloop.producers.worker import FLUSH_S, WorkerPolicy, WorkerService
 from spanloop.schemas.records import DeadLetter, Resource, Reward, SpanBatch, Worker
 from spanloop.schemas.topics import ASSIGNMENTS, partition_of
 
 
 def test_it_says_what_it_is_runs_what_it_is_given_and_says_goodbye(controller: Controller) -> None:
-    def agent(task: Any, llm: Any) -> float:
+    def agent(task: dict[str, str], llm: LLM) -> float:
         emit_message(f"{task['q']} {llm.base_url} {llm.api_key}")
         return 0.5
 
@@ -45,7 +46,7 @@ def test_it_says_what_it_is_runs_what_it_is_given_and_says_goodbye(controller: C
 def test_begin_comes_before_the_spans_and_the_end_behind_them(controller: Controller) -> None:
     gate = threading.Event()
 
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         del task
         gate.wait(60)
         for i in range(3):
@@ -68,7 +69,7 @@ def test_begin_comes_before_the_spans_and_the_end_behind_them(controller: Contro
 def test_a_blocked_event_loop_does_not_hold_spans_back(controller: Controller) -> None:  # PS-11
     go_on = threading.Event()
 
-    async def agent(task: Any) -> None:
+    async def agent(task: object) -> None:
         del task
         emit_message("before")
         assert go_on.wait(120)
@@ -84,9 +85,9 @@ def test_a_blocked_event_loop_does_not_hold_spans_back(controller: Controller) -
 
 
 def test_other_workers_older_epochs_and_late_claims_are_left_alone(controller: Controller) -> None:
-    ran: list[Any] = []
+    ran: list[int] = []
 
-    def agent(task: Any) -> None:
+    def agent(task: int) -> None:
         ran.append(task)
 
     with running(controller.settings, agent) as worker:
@@ -105,9 +106,9 @@ def test_other_workers_older_epochs_and_late_claims_are_left_alone(controller: C
 
 
 def test_nothing_given_before_its_first_heartbeat_is_run(controller: Controller) -> None:
-    ran: list[Any] = []
+    ran: list[int] = []
 
-    def agent(task: Any) -> None:
+    def agent(task: int) -> None:
         ran.append(task)
 
     worker = WorkerService(controller.settings, rollout(agent), WorkerPolicy(trace=False))
@@ -124,7 +125,7 @@ def test_nothing_given_before_its_first_heartbeat_is_run(controller: Controller)
 
 
 def test_a_cancel_stops_an_agent(controller: Controller) -> None:
-    async def agent(task: Any) -> None:
+    async def agent(task: object) -> None:
         del task
         await asyncio.sleep(3600)
 
@@ -143,12 +144,12 @@ def test_told_to_stop_it_hands_back_what_does_not_finish_within_five_seconds(
 ) -> None:
     release = threading.Event()
 
-    def sync_agent(task: Any) -> None:
+    def sync_agent(task: object) -> None:
         emit_message("started")
         if task == "long":
             release.wait(120)
 
-    async def async_agent(task: Any) -> None:
+    async def async_agent(task: object) -> None:
         emit_message("started")
         if task == "long":
             await asyncio.sleep(3600)
@@ -173,7 +174,7 @@ def test_told_to_stop_it_hands_back_what_does_not_finish_within_five_seconds(
 def test_told_to_stop_it_lets_a_short_agent_finish(controller: Controller) -> None:
     at_work = threading.Event()
 
-    def agent(task: Any) -> float:
+    def agent(task: object) -> float:
         del task
         at_work.set()
         time.sleep(0.2)
@@ -190,7 +191,7 @@ def test_a_prompt_is_taken_at_the_version_pinned(controller: Controller) -> None
     for version in (1, 2, 3):
         controller.producer.send_wait(Resource("ask", version, "prompt", json.dumps(f"v{version} {{q}}")))
 
-    def agent(task: Any, prompt_template: Any) -> None:
+    def agent(task: object, prompt_template: PromptTemplate) -> None:
         emit_message(prompt_template.format(q=task))
 
     with running(controller.settings, agent) as worker:
@@ -201,7 +202,7 @@ def test_a_prompt_is_taken_at_the_version_pinned(controller: Controller) -> None
 
 
 def test_a_poisoned_assignment_is_quarantined_and_the_next_one_is_run(controller: Controller) -> None:  # SP-22
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         del task
 
     with running(controller.settings, agent) as worker:

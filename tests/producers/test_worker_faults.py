@@ -85,7 +85,7 @@ def test_an_agent_that_takes_longer_than_the_broker_lets_a_consumer_be_silent_is
     ran: list[Any] = []
     go_on = threading.Event()
 
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         ran.append(task)
         assert task == "short" or go_on.wait(120)
 
@@ -117,7 +117,7 @@ class Skewed(SystemClock):
 def test_a_clock_that_is_an_hour_off_refuses_no_assignment_and_times_nothing_out(
     controller: Controller, hours: int
 ) -> None:  # injected: a test cannot set the machine's clock
-    def agent(task: Any) -> float:
+    def agent(task: object) -> float:
         del task
         return 1.0
 
@@ -167,7 +167,7 @@ def test_told_to_stop_it_lets_agents_finish_for_as_long_as_it_was_told_and_takes
     go_on, stop = threading.Event(), threading.Event()
 
     @rollout
-    def agent(task: Any) -> float:
+    def agent(task: object) -> float:
         del task
         assert go_on.wait(120)
         return 1.0
@@ -189,7 +189,7 @@ def test_told_to_stop_it_lets_agents_finish_for_as_long_as_it_was_told_and_takes
 
 
 def test_a_worker_leaves_in_time_though_the_broker_is_away(controller: Controller, broker: EmbeddedBroker) -> None:
-    def agent(task: Any) -> None:
+    def agent(task: object) -> None:
         del task
         time.sleep(3600)
 
