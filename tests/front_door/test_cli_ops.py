@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from events import batch, end, span
+from waiting import until
 
 from spanloop import cli
 from spanloop.demo_view import GROUPS as SEEN
@@ -129,9 +130,11 @@ def sent(settings: Settings, count: int) -> list[Task]:
     found: list[Task] = []
     with closing(Registry(settings.registry_url)) as registry, closing(Reader(settings, "test")) as reader:
         reader.assign_topics([TASKS])
-        deadline = time.monotonic() + 30
-        while len(found) < count and time.monotonic() < deadline:
-            found += [Decoder(registry).decode(Task, m.value or b"") for m in reader.poll()]
+        decoder = Decoder(registry)
+        until(
+            lambda: found.extend(decoder.decode(Task, m.value or b"") for m in reader.poll()) or len(found) >= count,
+            f"{count} tasks",
+        )
     return found
 
 

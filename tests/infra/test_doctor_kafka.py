@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 
 import httpx
 import pytest
+from waiting import until
 
 from spanloop.infra import admin, doctor_fix
 from spanloop.infra.doctor import examine
@@ -72,9 +72,7 @@ def test_the_fix_alters_retention_and_registers_and_is_well_afterwards(kafka_set
 def test_the_fix_makes_missing_topics_and_never_touches_partition_counts(kafka_settings: Settings) -> None:  # BR-12
     here = kafka_settings.with_(prefix=f"{kafka_settings.prefix}x")
     admin.create(here.with_(partitions=2), [TASKS, ASSIGNMENTS, REWARDS])
-    deadline = time.monotonic() + 60
-    while len(admin.counts(here)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: len(admin.counts(here)) == 3, "the topics")
     facts = asked(here)
     assert {check for check, _ in told(facts)} == {"topics", "partitions", "subjects"}
     done = doctor_fix.fix(here, facts)

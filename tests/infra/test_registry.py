@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
+from waiting import until
 
 from spanloop.infra import registry as registry_module
 from spanloop.infra.embedded_registry import EmbeddedRegistry
@@ -148,8 +149,7 @@ def test_a_part_waits_at_its_start_until_the_registry_answers(caplog: pytest.Log
     answers: list[bool] = []
     waiting = threading.Thread(target=lambda: answers.append(wait_for_registry(settings, threading.Event())))
     waiting.start()
-    while f"127.0.0.1:{port} cannot be reached" not in caplog.text:
-        assert waiting.is_alive()
+    until(lambda: f"127.0.0.1:{port} cannot be reached" in caplog.text or not waiting.is_alive(), "its message")
     with EmbeddedRegistry(port):
         waiting.join(60)
     assert answers == [True]
