@@ -13,6 +13,8 @@ import json
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
+from ..schemas.varint import write_long
+
 MAGIC = b"Obj\x01"
 # Any 16 bytes do; a constant makes equal batches equal bytes.
 SYNC = bytes.fromhex("b8f0c4a1d29e4f3a8c57e6610d3b9a72")
@@ -32,7 +34,7 @@ class Container:
         parts: list[bytes] = []
         sync = self._sync
         for partition, offset, body in records:
-            lineage = _again(partition) + (LOW[offset & 63] + _rest(offset >> 6) if offset > 63 else zigzag(offset))
+            lineage = _again(partition) + (LOW[offset & 63] + _rest(offset >> 6) if offset > 63 else write_long(offset))
             parts += (ONE, _again(len(lineage) + len(body)), lineage, body, sync)
         return b"".join(parts)
 
@@ -43,16 +45,12 @@ def header(writer_schema: str, sync: bytes) -> bytes:
     schema = json.loads(writer_schema)
     schema["fields"] = [*LINEAGE, *schema["fields"]]
     pairs = {b"avro.schema": json.dumps(schema, separators=(",", ":")).encode(), b"avro.codec": b"null"}
-    body = b"".join(zigzag(len(k)) + k + zigzag(len(v)) + v for k, v in pairs.items())
-    return MAGIC + zigzag(len(pairs)) + body + b"\0" + sync
-
-
-def zigzag(number: int) -> bytes:
-    """An Avro int or long."""
-    return _varint(number << 1 ^ number >> 63)
+    body = b"".join(write_long(len(k)) + k + write_long(len(v)) + v for k, v in pairs.items())
+    return MAGIC + write_long(len(pairs)) + body + b"\0" + sync
 
 
 def _varint(rest: int) -> bytes:
+    """The bytes of a number's upper bits, which zigzag is done with."""
     out = bytearray()
     while rest > 127:
         out.append(rest & 127 | 128)
@@ -63,6 +61,6 @@ def _varint(rest: int) -> bytes:
 
 # Spelling numbers out is most of what a small record costs here. Partitions and lengths come again and again, and of an
 # offset all but the first byte is that of its 63 neighbours.
-_again = lru_cache(1 << 16)(zigzag)
+_again = lru_cache(1 << 16)(write_long)
 _rest = lru_cache(1 << 12)(_varint)
 LOW = [bytes([number << 1 | 128]) for number in range(64)]

@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 
-from ..infra.clock import NS_PER_S
 from ..schemas.errors import InvalidRecord
 from ..schemas.records import Assembly, Reward, SpanBatch
 from .assembly import assembly_of, build
 from .attempt import OpenAttempt
-from .deadlines import Deadlines
+from .deadlines import NS_PER_S, Deadlines
 from .messages import Bound, Emitted, Late, Message, Output, Policy, Refused, Reread, ended, running
 from .nodes import RewardNode, end_node, reward_node, span_node
 from .partition import Partition

@@ -1,26 +1,13 @@
 import io
 import json
-from collections.abc import Callable
-from typing import Any, cast
 
 import fastavro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanloop.consumers.avro_container import Container, zigzag
+from spanloop.consumers.avro_container import Container
 from spanloop.schemas.records import Reward
 from spanloop.schemas.serde import encode_body, schema_json
-
-# fastavro's stubs stop short
-write = cast("Callable[[io.BytesIO, Any, Any], None]", fastavro.schemaless_writer)  # pyright: ignore[reportUnknownMemberType]
-LONG = fastavro.parse_schema("long")
-
-
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_zigzag_is_avros_long(number: int) -> None:
-    out = io.BytesIO()
-    write(out, LONG, number)
-    assert zigzag(number) == out.getvalue()
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.floats(-1, 1)), max_size=5))

@@ -17,6 +17,7 @@ from spanloop.schemas.serde import decode_body, encode_body, parsed_schema, sche
 from spanloop.schemas.topics import TOPICS, Record, Topic
 from spanloop.schemas.varint import read_long, write_long
 
+LONG = fastavro.parse_schema("long")
 RECORDS = [topic.record for topic in TOPICS.values()]
 
 
@@ -54,8 +55,11 @@ def test_a_body_cut_anywhere_is_refused(topic: Topic) -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_every_64_bit_number_comes_back(value: int) -> None:
+def test_every_64_bit_number_is_avros_long_and_comes_back(value: int) -> None:
     data = write_long(value)
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, LONG, value)  # pyright: ignore[reportUnknownMemberType] untyped
+    assert data == out.getvalue()
     assert read_long(data + b"\x7f", 0) == (value, len(data))
 
 
