@@ -20,6 +20,7 @@ METADATA_TIMEOUT_S = 10.0
 # A client without a broker fails several times a second; people need to hear of it now and then.
 TROUBLE_EVERY_S = 30.0
 Isolation = Literal["read_committed", "read_uncommitted"]
+ClientConfig = dict[str, Any]  # librdkafka's names; values as confluent-kafka takes them, callbacks among them
 
 LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._NO_OFFSET})
 MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
@@ -69,7 +70,7 @@ class Trouble:
             log.warning("kafka client %s: %s", self._client, error.str())
 
 
-def common_config(settings: Settings, client_id: str) -> dict[str, Any]:
+def common_config(settings: Settings, client_id: str) -> ClientConfig:
     """What every client gets."""
     return {
         "bootstrap.servers": settings.bootstrap,
@@ -82,7 +83,7 @@ def common_config(settings: Settings, client_id: str) -> dict[str, Any]:
     }
 
 
-def consumer_config(settings: Settings, group: str, *, isolation: Isolation) -> dict[str, Any]:
+def consumer_config(settings: Settings, group: str, *, isolation: Isolation) -> ClientConfig:
     """A consumer that never skips: data lost to retention is an error, offsets are committed by hand."""
     return {
         **common_config(settings, group),

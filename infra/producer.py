@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime  # not the builtin one before Python 3.11
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Delivered
@@ -24,7 +24,7 @@ from confluent_kafka import Producer as KafkaProducer
 from ..schemas.errors import BackPressure, ConfigError, DeliveryFailed, MissingKey, RecordTooLarge
 from ..schemas.serde import Encoder
 from ..schemas.topics import BY_RECORD, DEAD_LETTER_MAX_BYTES, Record, Topic, key_of
-from .kafka_config import Names, common_config
+from .kafka_config import ClientConfig, Names, common_config
 from .registry import encoder
 from .settings import Settings
 
@@ -48,7 +48,7 @@ class Ack:
 OnDelivery = Callable[[DeliveryFailed | None, Ack | None], None]
 
 
-def producer_config(settings: Settings, name: str, transactional_id: str | None = None) -> dict[str, Any]:
+def producer_config(settings: Settings, name: str, transactional_id: str | None = None) -> ClientConfig:
     """Idempotent, acks=all, Java-compatible partitioner."""
     timeout_ms = 30_000 if transactional_id is not None else 60_000
     config = {

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from .http_server import App, HttpThread
 
@@ -87,7 +88,7 @@ class _Endpoint:
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         self._engine.requests.append(await request.json())
         self._engine.headers.append(dict(request.headers))
@@ -98,7 +99,7 @@ class _Endpoint:
         else:
             await self._stream(step, receive, send)
 
-    async def _stream(self, step: Streamed, receive: Any, send: Any) -> None:
+    async def _stream(self, step: Streamed, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         gone = asyncio.ensure_future(receive())

@@ -18,6 +18,7 @@ from spanloop.schemas import records
 from spanloop.schemas.serde import fingerprint, from_dict, parsed_schema, read_datum, schema_json
 from spanloop.schemas.topics import TOPICS, Topic
 
+Schema = Any  # parsed Avro: a name, a list of branches or a dict
 Json = dict[str, Any]
 PLAIN = {str: ("string",), int: ("int", "long"), float: ("double",), bool: ("boolean",), bytes: ("bytes",)}
 each_topic = pytest.mark.parametrize("topic", TOPICS.values(), ids=TOPICS)
@@ -28,30 +29,30 @@ def raw(topic: Topic) -> Json:
     return json.loads(text)
 
 
-def parts(schema: Any) -> list[Any]:
+def parts(schema: Schema) -> list[Schema]:
     """The types directly inside a type."""
     if isinstance(schema, str):
         return []
     if isinstance(schema, list):
-        return list(typing.cast("list[Any]", schema))
+        return list(typing.cast("list[Schema]", schema))
     inner = typing.cast("Json", schema)
     fields = [field["type"] for field in inner.get("fields", [])]
     return fields + [inner[name] for name in ("items", "values") if name in inner]
 
 
-def everything(schema: Any) -> Iterator[Any]:
+def everything(schema: Schema) -> Iterator[Schema]:
     """A type and every type inside it."""
     yield schema
     for part in parts(schema):
         yield from everything(part)
 
 
-def named(schema: Any) -> list[Json]:
+def named(schema: Schema) -> list[Json]:
     """Every record and enum defined inside a type."""
     return [t for t in everything(schema) if isinstance(t, dict) and t["type"] in ("record", "enum")]
 
 
-def records_in(union: list[Any], names: set[str]) -> int:
+def records_in(union: list[Schema], names: set[str]) -> int:
     """How many branches of a union are records, defined there or named."""
     return sum(
         (isinstance(branch, dict) and typing.cast("Json", branch)["type"] == "record")
@@ -61,11 +62,11 @@ def records_in(union: list[Any], names: set[str]) -> int:
     )
 
 
-def agrees(hint: Any, schema: Any) -> bool:
+def agrees(hint: Any, schema: Schema) -> bool:
     """True where a Python annotation and an Avro type mean the same."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(schema, list):
-        null, other = typing.cast("list[Any]", schema)
+        null, other = typing.cast("list[Schema]", schema)
         inner = [a for a in args if a is not type(None)]
         return origin in (types.UnionType, typing.Union) and null == "null" and agrees(inner[0], other)
     if isinstance(schema, str):
@@ -130,7 +131,7 @@ def test_no_union_holds_more_than_one_record(topic: Topic) -> None:
     # PS-6: a union of records would make a value ambiguous
     for union in everything(raw(topic)):
         if isinstance(union, list):
-            null, *others = typing.cast("list[Any]", union)
+            null, *others = typing.cast("list[Schema]", union)
             assert null == "null"
             assert len(others) == 1
 
@@ -179,7 +180,7 @@ def test_no_union_holds_two_records_whose_values_could_be_taken_for_each_other(t
     schema = raw(topic)
     records_defined = [t for t in named(schema) if t["type"] == "record"]
     names = {t["name"] for t in records_defined} | {f"spanloop.{t['name']}" for t in records_defined}
-    unions = [typing.cast("list[Any]", t) for t in everything(schema) if isinstance(t, list)]
+    unions = [typing.cast("list[Schema]", t) for t in everything(schema) if isinstance(t, list)]
     assert all(records_in(union, names) <= 1 for union in unions)
-    ambiguous: list[Any] = ["null", {"type": "record", "name": "A", "fields": []}, "B"]
+    ambiguous: list[Schema] = ["null", {"type": "record", "name": "A", "fields": []}, "B"]
     assert records_in(ambiguous, {"B"}) == 2
