@@ -131,6 +131,32 @@ def cancel(context: typer.Context, name: Name, run: IsRun = False, reason: Reaso
 
 
 @app.command()
+def requeue(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(help="Rollouts that are over, or runs: of those every failed one.")],
+    reason: Reason = None,
+) -> None:
+    """Do finished rollouts once more, as new ones that say what they repeat; members of a group as a new group."""
+    from spanloop.orders import tasks_again
+    from spanloop.schemas import orders
+
+    for task in orders.requeue(tasks_again(connected(context), names), reason):
+        _send(context, task, f"{task.requeued_from} again as {task.rollout_id}")
+
+
+@app.command()
+def limit(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="A run's id.")],
+    attempts: Annotated[int | None, typer.Argument(min=1, help="None given lifts the limit.")] = None,
+) -> None:
+    """Let a run have so many attempts out at once from now on."""
+    from spanloop.schemas import orders
+
+    _send(context, orders.limit_run(run, attempts), f"limit run {run!r} to {attempts or 'any number of'} attempts")
+
+
+@app.command()
 def drain(
     context: typer.Context,
     worker: Annotated[str, typer.Argument(help="A worker's name or id; * = all.")],

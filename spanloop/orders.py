@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -52,6 +52,30 @@ def find(name: str, rollouts: Iterable[Rollout], *, run: bool = False) -> Subjec
     return Subject(None, name, sum(not r.final for r in members))
 
 
+def again(names: Iterable[str], rollouts: Iterable[Rollout]) -> list[Task]:
+    """The tasks of finished rollouts: those named, and of a run that is named every one that failed.
+
+    Raises ConfigError for a name that nobody has, a rollout that is still open, or a run without failures.
+    """
+    last = {r.rollout_id: r for r in rollouts if r.status != "order"}
+    chosen: dict[str, Task] = {}
+    for name in names:
+        found = [last[name]] if name in last else [r for r in last.values() if r.task.run_id == name]
+        if not found:
+            raise ConfigError(f"nothing is known of a rollout or a run {name!r}")
+        over = [r for r in found if r.final and (name in last or r.status == "failed")]
+        if not over:
+            state = f"is {found[0].status}" if name in last else "has no failed rollout"
+            raise ConfigError(f"{name} {state}: only what is over is queued again; `spanloop cancel` ends what runs")
+        chosen |= {r.rollout_id: r.task for r in over}
+    return list(chosen.values())
+
+
+def tasks_again(settings: Settings, names: Sequence[str]) -> list[Task]:
+    """As `again`, over topic `rollouts`. Raises Unavailable besides."""
+    return again(names, _read(settings, names))
+
+
 def order(action: str, about: Subject, reason: str | None = None) -> Task:
     """The order as a task."""
     by_run = {"pause": orders.pause_run, "resume": orders.resume_run, "cancel": orders.cancel_run}
@@ -65,11 +89,15 @@ def order(action: str, about: Subject, reason: str | None = None) -> Task:
 
 def who(settings: Settings, name: str, *, run: bool = False) -> Subject:
     """As `find`, over topic `rollouts`. Raises Unavailable besides."""
+    return find(name, _read(settings, [name]), run=run)
+
+
+def _read(settings: Settings, names: Sequence[str]) -> list[Rollout]:
     with closing(connect(settings)) as registry, closing(Reader(settings, "orders")) as reader:
-        return find(name, list(_rollouts(reader, Decoder(registry), name)), run=run)
+        return list(_rollouts(reader, Decoder(registry), set(names)))
 
 
-def _rollouts(reader: Reader, decoder: Decoder, name: str) -> Iterable[Rollout]:
+def _rollouts(reader: Reader, decoder: Decoder, names: set[str]) -> Iterable[Rollout]:
     reader.assign_topics([ROLLOUTS], OFFSET_BEGINNING)
     for m in to_end(reader, reader.ends()):
         if m.value is None:
@@ -78,5 +106,5 @@ def _rollouts(reader: Reader, decoder: Decoder, name: str) -> Iterable[Rollout]:
             rollout = decoder.decode(Rollout, m.value, m.headers)
         except InvalidRecord:  # it becomes a dead letter where it is consumed
             continue
-        if name in (rollout.rollout_id, rollout.task.run_id):
+        if not names.isdisjoint((rollout.rollout_id, rollout.task.run_id)):
             yield rollout

@@ -53,7 +53,8 @@ NEED_A_BROKER = {
 # Those that start nothing are asked in this process, which costs less.
 ASK_A_BROKER = [
     ["lag"],
-    ["pause", "ro-1"], ["resume", "ro-1"], ["cancel", "ro-1"], ["drain", "*"], ["assemble", "--from-log", "ro-1"],
+    ["pause", "ro-1"], ["resume", "ro-1"], ["cancel", "ro-1"], ["drain", "*"],
+    ["requeue", "ro-1"], ["limit", "run", "4"], ["assemble", "--from-log", "ro-1"],
     ["dlq", "list"], ["dlq", "show", "0"], ["dlq", "replay", "--all"],
 ]  # fmt: skip
 
@@ -85,8 +86,8 @@ def test_every_command_explains_itself(command: str) -> None:
 
 def test_the_commands_are_those_promised() -> None:
     promised = (
-        "assemble cancel demo dlq doctor drain engine gateway init lag pause resume show sink sql streams tail topics "
-        "train up version worker"
+        "assemble cancel demo dlq doctor drain engine gateway init lag limit pause requeue resume show sink sql "
+        "streams tail topics train up version worker"
     )
     assert promised.split() == COMMANDS
 

@@ -116,13 +116,27 @@ def test_an_order_goes_to_tasks_for_the_rollout_or_the_run_that_is_named(
     assert ran(monkeypatch, "cancel", "ro-1", "--reason", "wrong prompt") == 0
     assert ran(monkeypatch, "drain", "box-1") == 0
     assert ran(monkeypatch, "drain", "box-1", "--undo") == 0
+    assert ran(monkeypatch, "limit", "run", "4") == 0
     assert ran(monkeypatch, "resume", "nosuch") == 1
-    assert [(t.action, t.rollout_id, t.run_id) for t in sent(ours, 4)] == [
+    assert [(t.action, t.rollout_id, t.run_id) for t in sent(ours, 5)] == [
         ("pause", "run", "run"),
         ("cancel", "ro-1", "run"),
         ("drain", "box-1", ""),
         ("undrain", "box-1", ""),
+        ("limit", "run", "run"),
     ]
+
+
+def test_a_finished_rollout_is_queued_again_as_a_new_one(
+    ours: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Producer(ours, "test")) as producer:
+        producer.send_wait(Rollout("ro-1", "failed", Task("ro-1", "run", input='{"a": 1}'), final=True))
+    assert ran(monkeypatch, "requeue", "ro-1", "--reason", "a worker was broken") == 0
+    (task,) = sent(ours, 1)
+    assert f"ro-1 again as {task.rollout_id}: sent as tasks[0]@0" in capsys.readouterr().out
+    assert (task.requeued_from, task.reason, task.input) == ("ro-1", "a worker was broken", '{"a": 1}')
+    assert task.rollout_id != "ro-1"
 
 
 def sent(settings: Settings, count: int) -> list[Task]:

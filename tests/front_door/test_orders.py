@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from spanloop.orders import Subject, find, order
 
+from spanloop.orders import Subject, again, find, order
 from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.records import Rollout, Task
 
@@ -49,3 +49,25 @@ def test_a_name_that_nobody_has_is_refused_unless_it_is_said_to_be_a_run() -> No
     with pytest.raises(ConfigError, match=r"nothing is known of a rollout or a run 'next'; .* --run gives the order"):
         find("next", LOG)
     assert find("next", LOG, run=True) == Subject(None, "next", 0)
+
+
+FINISHED = [
+    *LOG,
+    rollout("ro-4", status="failed", final=True),
+    rollout("ro-5", "other", status="failed", final=True),
+]
+
+
+def test_finished_rollouts_are_done_again_by_name_and_a_runs_failed_ones_by_the_run() -> None:
+    assert [t.rollout_id for t in again(["ro-2"], FINISHED)] == ["ro-2"]
+    assert [t.rollout_id for t in again(["run"], FINISHED)] == ["ro-4"]
+    assert [t.rollout_id for t in again(["ro-4", "other", "run"], FINISHED)] == ["ro-4", "ro-5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("ro-1", "ro-1 is running: only what is over"), ("next", "nothing is known"), ("calm", "has no failed rollout")],
+)
+def test_what_is_open_unknown_or_well_is_not_done_again(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        again([name], [*FINISHED, rollout("ro-6", "calm", status="succeeded", final=True)])
