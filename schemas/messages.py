@@ -60,14 +60,14 @@ def answers(response: str | None) -> Sequence[Entry]:
         return []
 
 
-def of_attributes(attributes: Mapping[str, object]) -> Conversation:
-    """The entries of `gen_ai.prompt.<position>.<field>`, in order of their positions."""
-    entries: dict[int, dict[str, object]] = {}
+def entries(attributes: Mapping[str, object]) -> list[Entry]:
+    """The entries of `gen_ai.prompt.<position>.<field>` as they came, in order of their positions."""
+    found: dict[int, dict[str, object]] = {}
     for name, value in attributes.items():
         position, _, field = name.removeprefix(PREFIX).partition(".")
         if name.startswith(PREFIX) and position.isdigit() and field:
-            entries.setdefault(int(position), {})[field] = value
-    return conversation([entries[position] for position in sorted(entries)])
+            found.setdefault(int(position), {})[field] = value
+    return [found[position] for position in sorted(found)]
 
 
 def _role(entry: Entry) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from . import semconv
+from .messages import entries
 from .packed import pack_ids, pack_logprobs
 from .spans import ModelCall, VersionRun
 
@@ -29,7 +30,7 @@ def call_of(attributes: Mapping[str, object] | None) -> ModelCall | None:
     version = attributes.get(semconv.POLICY_VERSION)
     logprobs = _logprobs(attributes, len(response or ()))
     return ModelCall(
-        request=_text(attributes.get(semconv.GEN_AI_PROMPT)) or "{}",
+        request=_text(attributes.get(semconv.GEN_AI_PROMPT)) or _messages(attributes),
         response=_text(attributes.get(semconv.GEN_AI_COMPLETION)),
         prompt_ids=None if prompt is None else pack_ids(prompt),
         response_ids=None if response is None else pack_ids(response),
@@ -39,6 +40,11 @@ def call_of(attributes: Mapping[str, object] | None) -> ModelCall | None:
         model=model,
         flags=[] if complete else ["no_token_ids"],
     )
+
+
+def _messages(attributes: Mapping[str, object]) -> str:
+    found = entries(attributes)
+    return json.dumps({"messages": found}, default=str) if found else "{}"
 
 
 def _ids(attributes: Mapping[str, object], names: Iterable[str]) -> list[int] | None:

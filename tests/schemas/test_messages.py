@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from spanloop.schemas.messages import answers, of_attributes, of_request
+from spanloop.schemas.messages import answers, conversation, entries, of_request
 
 
 def test_roles_are_derived_and_an_entry_without_one_is_skipped_with_a_warning() -> None:
@@ -23,17 +23,16 @@ def test_roles_are_derived_and_an_entry_without_one_is_skipped_with_a_warning() 
 
 
 def test_flattened_attributes_are_the_same_conversation() -> None:
-    found = of_attributes(
-        {
-            "gen_ai.prompt.10.content": "?",
-            "gen_ai.prompt.2.tool_call_id": "c1",
-            "gen_ai.prompt.2.content": "r",
-            "gen_ai.prompt.0.role": "user",
-            "gen_ai.prompt.0.content": "q",
-            "gen_ai.prompt.1.tool_calls.0.name": "f",
-            "gen_ai.promptly": "no entry",
-        }
-    )
+    attributes = {
+        "gen_ai.prompt.10.content": "?",
+        "gen_ai.prompt.2.tool_call_id": "c1",
+        "gen_ai.prompt.2.content": "r",
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": "q",
+        "gen_ai.prompt.1.tool_calls.0.name": "f",
+        "gen_ai.promptly": "no entry",
+    }
+    found = conversation(entries(attributes))
     assert [message["role"] for message in found.messages] == ["user", "assistant", "tool"]
     assert len(found.warnings) == 1
 

@@ -6,6 +6,7 @@ from events import Bench, batch, end, rew, span
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spanloop.schemas.messages import of_request
 from spanloop.schemas.model_attributes import call_of
 from spanloop.schemas.packed import pack_ids, unpack_ids
 
@@ -29,6 +30,24 @@ def test_a_call_under_any_name_is_one_triplet() -> None:  # TR-11
 def test_the_same_span_without_ids_is_none_and_says_why() -> None:  # TR-11
     found = assembled({"gen_ai.prompt": "[]"}).last()
     assert (found.rows, [c.excluded for c in found.calls]) == ([], ["no_token_ids"])
+
+
+def test_a_call_told_by_flattened_attributes_keeps_its_messages_with_roles_that_can_be_told() -> None:  # SP-11
+    prompt = {
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": "q",
+        "gen_ai.prompt.1.tool_calls.0.id": "c1",
+        "gen_ai.prompt.2.tool_call_id": "c1",
+        "gen_ai.prompt.2.content": "r",
+        "gen_ai.prompt.3.content": "?",
+    }
+    attributes = {"prompt_ids": [1, 2], "response_ids": [3], **prompt}
+    call = call_of(attributes)
+    assert call is not None
+    found = of_request(call.request)
+    assert [message["role"] for message in found.messages] == ["user", "assistant", "tool"]
+    assert len(found.warnings) == 1
+    assert len(assembled(attributes).last().rows) == 1
 
 
 @pytest.mark.parametrize("attributes", [None, {}, {"gen_ai.operation.name": "chat"}, {"k": 1}])
