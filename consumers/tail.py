@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, TypeAlias, cast
 
 import fastavro
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
@@ -18,6 +18,9 @@ from ..schemas.serde import Decoder, to_plain
 from ..schemas.topics import TOPICS, Topic
 from .plain import plain
 
+# what JSON can hold; whoever reads it knows the record
+Line: TypeAlias = "dict[str, Any]"
+
 
 def topic_named(name: str) -> Topic:
     """A topic of the closed list. Raises ConfigError listing them."""
@@ -26,7 +29,7 @@ def topic_named(name: str) -> Topic:
     return TOPICS[name]
 
 
-def live(settings: Settings, name: str, *, beginning: bool = False) -> Generator[dict[str, object]]:
+def live(settings: Settings, name: str, *, beginning: bool = False) -> Generator[Line]:
     """Every record of a topic from now on, or from its first one; never ends by itself."""
     topic = topic_named(name)
     wait_for_broker(settings)
@@ -44,7 +47,7 @@ def live(settings: Settings, name: str, *, beginning: bool = False) -> Generator
                 yield {**line, "record": plain(value)}
 
 
-def exported(home: Path, name: str) -> Iterator[dict[str, object]]:
+def exported(home: Path, name: str) -> Iterator[Line]:
     """Every record of a finished run's exported topic."""
     path = home / "topics" / f"{topic_named(name).name}.avro"
     if not path.is_file():
@@ -55,5 +58,5 @@ def exported(home: Path, name: str) -> Iterator[dict[str, object]]:
             yield {"partition": partition, "offset": offset, "record": plain(value)}
 
 
-def _records(file: IO[bytes]) -> Iterator[dict[str, object]]:
-    return cast("Iterator[dict[str, object]]", fastavro.reader(file))
+def _records(file: IO[bytes]) -> Iterator[Line]:
+    return cast("Iterator[Line]", fastavro.reader(file))
