@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from ..infra.clock import NS_PER_S
 from ..infra.message import Position
 from ..infra.quarantine import Quarantine
-from ..infra.telemetry import OFF, Meter
+from ..infra.telemetry import OFF, Counters, Meter
 from .assembler import Assembler
 from .messages import SOURCES, Bound
 
@@ -24,7 +23,7 @@ class Figures:
         self._meter = meter
         self._core = core
         self._quarantine = quarantine
-        self._told: Counter[str] = Counter()
+        self._counters = Counters(meter)
 
     def tell(self, now_ns: int, ends: Mapping[Position, int]) -> None:
         """Reports what there is now. ends: the end offset of each partition, as far as it is known."""
@@ -40,16 +39,11 @@ class Figures:
             read_lag = sum(max(0, ends[topic, n] - h.position) for n, h in held.items() if (topic, n) in ends)
             self._meter.add("spanloop.read_lag", read_lag, topic=topic)
             self._meter.add("spanloop.commit_lag", sum(h.lag for h in held.values()), topic=topic)
-        counts = {name: self._core.counts[key] for key, name in COUNTED.items()}
-        counts["spanloop.dead_letters"] = self._quarantine.count
-        for name, count in counts.items():
-            if more := count - self._told[name]:
-                self._meter.add(name, more)
-                self._told[name] = count
+        for key, name in COUNTED.items():
+            self._counters.tell(name, self._core.counts[key])
+        self._counters.tell("spanloop.dead_letters", self._quarantine.count)
         for bound in BOUNDS:
-            if more := self._core.counts[f"bounded_{bound}"] - self._told[bound]:
-                self._meter.add("spanloop.bounded", more, bound=bound)
-                self._told[bound] += more
+            self._counters.tell("spanloop.bounded", self._core.counts[f"bounded_{bound}"], bound=bound)
 
     def close(self, now_ns: int, ends: Mapping[Position, int]) -> None:
         """Reports for the last time and sends it."""
