@@ -34,7 +34,7 @@ class Container:
         parts: list[bytes] = []
         sync = self._sync
         for partition, offset, body in records:
-            lineage = _again(partition) + (LOW[offset & 63] + _rest(offset >> 6) if offset > 63 else write_long(offset))
+            lineage = _again(partition) + write_long(offset)
             parts += (ONE, _again(len(lineage) + len(body)), lineage, body, sync)
         return b"".join(parts)
 
@@ -49,18 +49,5 @@ def header(writer_schema: str, sync: bytes) -> bytes:
     return MAGIC + write_long(len(pairs)) + body + b"\0" + sync
 
 
-def _varint(rest: int) -> bytes:
-    """The bytes of a number's upper bits, which zigzag is done with."""
-    out = bytearray()
-    while rest > 127:
-        out.append(rest & 127 | 128)
-        rest >>= 7
-    out.append(rest)
-    return bytes(out)
-
-
-# Spelling numbers out is most of what a small record costs here. Partitions and lengths come again and again, and of an
-# offset all but the first byte is that of its 63 neighbours.
+# Partitions and lengths come again and again.
 _again = lru_cache(1 << 16)(write_long)
-_rest = lru_cache(1 << 12)(_varint)
-LOW = [bytes([number << 1 | 128]) for number in range(64)]
