@@ -17,9 +17,11 @@ from confluent_kafka.admin import (
 from ..schemas.errors import ConfigError, Unavailable
 from ..schemas.topics import TOPICS
 from .admin import counts, create, register
+from .doctor_services import registry
 from .doctor_topics import alterations
 from .facts import BrokerFacts, ClickHouseFacts, Facts, RegistryFacts
 from .kafka_config import admin
+from .registry import COMPATIBILITY
 from .settings import Settings
 
 ALTER_TIMEOUT_S = 10.0
@@ -39,10 +41,12 @@ def fix(settings: Settings, facts: Facts) -> list[str]:
             _wait_for(settings, {t.name for t in missing})
             done.append(f"created {', '.join(t.full(settings.prefix) for t in missing)}")
         done += alter(settings, wanted(settings, facts.broker))
-    if isinstance(facts.registry, RegistryFacts) and _subjects_are_wrong(facts.registry):
+    if isinstance(facts.registry, RegistryFacts) and _subjects_are_wrong(facts):
         register(settings)
-        done.append(f"registered {len(TOPICS)} subjects, FULL_TRANSITIVE")
-    if isinstance(facts.clickhouse, ClickHouseFacts) and _tables_are_missing(facts.clickhouse):
+        done.append(f"registered {len(TOPICS)} subjects, {COMPATIBILITY}")
+    tables = facts.clickhouse
+    # one that was applied with other content nobody can repair from here
+    if isinstance(tables, ClickHouseFacts) and tables.missing and not tables.changed:
         from .clickhouse import connect, migrate
 
         for name in migrate(connect(settings), settings.clickhouse_database):
@@ -100,13 +104,5 @@ def alter(settings: Settings, changes: Mapping[str, Mapping[str, str]]) -> list[
     return done
 
 
-def _tables_are_missing(clickhouse: ClickHouseFacts) -> bool:
-    """False where a migration was applied with other content: that nobody can repair from here."""
-    applied, wanted = clickhouse.applied or {}, clickhouse.wanted
-    changed = any(applied[name] != wanted[name] for name in applied.keys() & wanted.keys())
-    return not changed and not wanted.keys() <= applied.keys()
-
-
-def _subjects_are_wrong(registry: RegistryFacts) -> bool:
-    found = registry.subjects
-    return any(name not in found or not found[name].ours or found[name].level != "FULL_TRANSITIVE" for name in TOPICS)
+def _subjects_are_wrong(facts: Facts) -> bool:
+    return any(f.check == "subjects" and f.status != "ok" for f in registry(facts))

@@ -71,18 +71,15 @@ def clickhouse(facts: Facts) -> list[Finding]:
 
 
 def _tables(found: ClickHouseFacts, database: str) -> list[Finding]:
-    wanted = found.wanted
     if found.applied is None:
         return [Finding("tables", "fail", "the database does not exist", database, "it", FIX)]
-    missing = sorted(wanted.keys() - found.applied.keys())
-    changed = sorted(name for name in wanted.keys() & found.applied.keys() if wanted[name] != found.applied[name])
-    if changed:
+    if found.changed:
         todo = "a migration is never changed: run the version it was applied by, or choose another clickhouse_database"
-        said = f"applied with other content: {', '.join(changed)}"
+        said = f"applied with other content: {', '.join(found.changed)}"
         return [Finding("tables", "fail", said, database, "this version's", todo)]
-    if missing:
-        return [Finding("tables", "fail", f"not applied: {', '.join(missing)}", database, "all applied", FIX)]
-    return [Finding("tables", "ok", f"{len(wanted)} migrations applied", database)]
+    if found.missing:
+        return [Finding("tables", "fail", f"not applied: {', '.join(found.missing)}", database, "all applied", FIX)]
+    return [Finding("tables", "ok", f"{len(found.wanted)} migrations applied", database)]
 
 
 def clock(facts: Facts) -> list[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..schemas.errors import ConfigError
 from ..schemas.topics import KEEP, REWARDS, SPANS, TOPICS, Topic
 from .admin import min_isr, problems
-from .facts import BrokerFacts, Facts, Finding, TopicFacts
+from .facts import BrokerFacts, Facts, Finding, Status, TopicFacts
 from .settings import Settings
 
 FIX = "run `spanloop doctor --fix`"
@@ -72,8 +72,8 @@ def replicas(settings: Settings, broker: BrokerFacts) -> list[Finding]:
     return [Finding("replicas", "ok", f"{settings.replication} for each partition, all in sync")]
 
 
-def _replica(about: str, status: str, found: str, expected: str, todo: str) -> Finding:
-    return Finding("replicas", "fail" if status == "fail" else "warn", found, about, expected, todo)
+def _replica(about: str, status: Status, found: str, expected: str, todo: str) -> Finding:
+    return Finding("replicas", status, found, about, expected, todo)
 
 
 def _needed(topic: TopicFacts) -> int:

@@ -99,6 +99,17 @@ class ClickHouseFacts:
     wanted: Mapping[str, str]  # the same of this version's
     ahead_s: float = 0.0  # its clock minus ours
 
+    @property
+    def missing(self) -> list[str]:
+        """Migrations of this version that were not applied."""
+        return sorted(self.wanted.keys() - (self.applied or {}).keys())
+
+    @property
+    def changed(self) -> list[str]:
+        """Migrations that were applied with other content."""
+        applied = self.applied or {}
+        return sorted(name for name in self.wanted.keys() & applied.keys() if self.wanted[name] != applied[name])
+
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
