@@ -1,4 +1,7 @@
-"""A worker's heartbeats, from a thread of their own: what its agents do to the interpreter or a loop delays none."""
+"""A worker's heartbeats, from a thread of their own: an agent that blocks an event loop delays none.
+
+One that holds the interpreter in a thread of the same process does; with isolation process nothing an agent does can.
+"""
 
 from __future__ import annotations
 

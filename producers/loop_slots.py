@@ -13,7 +13,7 @@ import threading
 import time
 
 from .agent import Agent
-from .slots import OnDone
+from .slots import LocalSlots, OnDone
 from .work import Work, perform_async
 
 log = logging.getLogger(__name__)
@@ -45,27 +45,22 @@ class AgentLoop:
         self.loop.call_soon(self.loop.stop)
 
 
-class LoopSlots:
+class LoopSlots(LocalSlots):
     """Runs coroutines; `Slots`."""
 
     def __init__(self, agent: Agent) -> None:
-        self.name = agent.name
-        self.lost = 0  # loops left alone because an agent blocks them
-        self._agent = agent
+        super().__init__(agent)
         self._lock = threading.Lock()
         self._current = AgentLoop()
         self._left: list[AgentLoop] = []
-        self._asked: dict[
-            str, tuple[AgentLoop, float]
-        ] = {}  # cancellations that the loop has not taken yet, since when
+        # cancellations that the loop has not taken yet, since when
+        self._asked: dict[str, tuple[AgentLoop, float]] = {}
         self._at: dict[str, AgentLoop] = {}
 
-    def wait_ready(self, stop: threading.Event) -> None:
-        del stop
-
-    def claim(self, attempt_id: str) -> bool:
-        del attempt_id
-        return True
+    @property
+    def lost(self) -> int:
+        """Loops left alone because an agent blocks them."""
+        return len(self._left)
 
     def start(self, work: Work, on_done: OnDone) -> None:
         with self._lock:
@@ -91,7 +86,6 @@ class LoopSlots:
                 return
             self._left.append(self._current)
             self._current = AgentLoop()
-            self.lost += 1
         log.warning(
             "attempts %s: an agent blocks the event loop and cannot be stopped: the loop is left alone with all that "
             "runs on it and replaced (%d are lost so). With isolation process the agent would have been ended",

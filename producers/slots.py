@@ -53,13 +53,28 @@ class Slots(Protocol):
         ...
 
 
-class ThreadSlots:
-    """Runs agents in threads, as many as there are attempts at once; idle threads are used again."""
+class LocalSlots:
+    """What slots in this process have in common: there is always one more."""
 
     def __init__(self, agent: Agent) -> None:
         self.name = agent.name
-        self.lost = 0  # threads given up whose agents are still at work
         self._agent = agent
+
+    def wait_ready(self, stop: threading.Event) -> None:
+        """See Slots."""
+        del stop
+
+    def claim(self, attempt_id: str) -> bool:
+        """See Slots."""
+        del attempt_id
+        return True
+
+
+class ThreadSlots(LocalSlots):
+    """Runs agents in threads, as many as there are attempts at once; idle threads are used again."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self._calls: SimpleQueue[tuple[Work, OnDone] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
@@ -67,12 +82,10 @@ class ThreadSlots:
         self._at_work: set[str] = set()
         self._given_up: set[str] = set()
 
-    def wait_ready(self, stop: threading.Event) -> None:
-        del stop
-
-    def claim(self, attempt_id: str) -> bool:
-        del attempt_id
-        return True
+    @property
+    def lost(self) -> int:
+        """Threads given up whose agents are still at work."""
+        return len(self._given_up)
 
     def start(self, work: Work, on_done: OnDone) -> None:
         with self._lock:
@@ -92,7 +105,6 @@ class ThreadSlots:
             if attempt_id not in self._at_work:
                 return
             self._given_up.add(attempt_id)
-            self.lost = len(self._given_up)
         log.warning(
             "attempt %s: %s. A thread cannot be killed: its agent goes on by itself and its slot is replaced "
             "(%d threads are lost so now). With isolation process it would have been ended",
@@ -119,7 +131,6 @@ class ThreadSlots:
                 self._idle += 1
                 self._at_work.discard(work.attempt_id)
                 self._given_up.discard(work.attempt_id)
-                self.lost = len(self._given_up)
             on_done(work.attempt_id, ended)
 
 
