@@ -18,6 +18,7 @@ Only for schemas of our own: [null, X] is their only union. Records written with
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -29,7 +30,7 @@ Lines: TypeAlias = list[str]
 DOUBLE = struct.Struct("<d")
 
 
-class _Compiler:
+class _Compiler(ABC):
     """What writer and reader share: named types seen so far, fresh names, one function per record type."""
 
     prefix: str
@@ -56,9 +57,8 @@ class _Compiler:
             return self.plain(schema, name)
         kind = schema["type"]
         if kind in ("record", "enum"):
-            self._named[schema["name"]] = self._named[f"{schema.get('namespace', 'spanloop')}.{schema['name']}"] = (
-                schema
-            )
+            short = schema["name"]
+            self._named |= {short: schema, f"{schema.get('namespace', 'spanloop')}.{short}": schema}
         complex_types = {"record": self.record, "enum": self.enum, "array": self.array, "map": self.map}
         return complex_types[kind](schema, name) if kind in complex_types else self.plain(kind, name)
 
@@ -69,33 +69,33 @@ class _Compiler:
             exec("\n".join(self.body(name, schema)), self.scope)
         return name
 
+    @abstractmethod
     def body(self, function: str, schema: Type) -> Lines:
         """The function of a record type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def plain(self, kind: str, name: str) -> Lines:
         """The lines for a string, bytes, a number or a boolean."""
-        raise NotImplementedError
 
+    @abstractmethod
     def nullable(self, branch: Schema, name: str) -> Lines:
         """The lines for null or one other type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def record(self, schema: Type, name: str) -> Lines:
         """The lines for a record inside another."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enum(self, schema: Type, name: str) -> Lines:
         """The lines for a symbol."""
-        raise NotImplementedError
 
+    @abstractmethod
     def array(self, schema: Type, name: str) -> Lines:
         """The lines for a list."""
-        raise NotImplementedError
 
+    @abstractmethod
     def map(self, schema: Type, name: str) -> Lines:
         """The lines for a dict of strings."""
-        raise NotImplementedError
 
 
 def _indent(lines: Lines) -> Lines:
