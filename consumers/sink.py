@@ -217,7 +217,7 @@ def _reach(open_it: Callable[[], T], stop: threading.Event) -> T | None:
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT, with settings from the environment."""
-    process.main(lambda: SinkService(Settings()))
+    process.main(SinkService)
 
 
 if __name__ == "__main__":

@@ -68,10 +68,11 @@ def run_until_signalled(part: Part) -> None:
     part.run(stop_on_signal())
 
 
-def main(make: Callable[[], Part], *, broker: bool = True) -> None:
+def main(make: Callable[[Settings], Part], *, broker: bool = True) -> None:
     """The entry point of `python -m spanloop.<room>.<part>`: an error made on purpose is a message and status 1.
 
-    `broker`: the part needs one, and without one it is said within ten seconds, start and imports included.
+    `make` gets the settings of this process. `broker`: the part needs one, and without one it is said within ten
+    seconds, start and imports included.
     """
     logs.configure(level="INFO")
     try:
@@ -79,7 +80,7 @@ def main(make: Callable[[], Part], *, broker: bool = True) -> None:
         logs.configure(settings, level="INFO")
         if broker:
             wait_for_broker(settings, BROKER_PATIENCE_S)
-        run_until_signalled(make())
+        run_until_signalled(make(settings))
     except SpanloopError as error:
         sys.exit(logs.masked(f"{type(error).__name__}: {error}"))
 

@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policy = GatewayPolicy(
         upstream_url=chosen.upstream_url, upstream_key=chosen.upstream_key, upstream_policy=chosen.upstream_policy
     )
-    process.main(lambda: GatewayService(Settings(), host=chosen.host, port=chosen.port, policy=policy))
+    process.main(lambda settings: GatewayService(settings, host=chosen.host, port=chosen.port, policy=policy))
 
 
 if __name__ == "__main__":

@@ -263,8 +263,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--drain-s", type=float, default=1.5, help="what agents get to finish in on SIGTERM")
     o = parser.parse_args(argv)
     process.main(
-        lambda: WorkerService(
-            Settings(),
+        lambda settings: WorkerService(
+            settings,
             o.agent,
             WorkerPolicy(
                 slots=o.slots,

@@ -78,6 +78,7 @@ class ControllerService:
         self._taking = Taking(decoder, quarantine, stop)
         self._figures = Counters(telemetry.meter(self._settings, GROUP))
         self._again = Taking(decoder, None, stop)
+        self._stop = stop
         try:
             while not stop.is_set():
                 self._serve(stop)
@@ -133,7 +134,7 @@ class ControllerService:
             if positions:
                 log.warning("standing by: %s is with another member", sorted(missing))
             return
-        term = Term(self._settings, self._encode, self._ends, self._clock, self._policy, stop=self._taking.stop)
+        term = Term(self._settings, self._encode, self._ends, self._clock, self._policy, stop=self._stop)
         term.restore(self._again, self._committed())
         self._term = term
 
@@ -181,7 +182,7 @@ def _close(producer: Producer) -> None:
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT."""
-    process.main(lambda: ControllerService(Settings()))
+    process.main(ControllerService)
 
 
 if __name__ == "__main__":

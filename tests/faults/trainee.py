@@ -11,7 +11,6 @@ from pathlib import Path
 from trainer_rig import ToyTrainer
 
 from spanloop.infra import process
-from spanloop.infra.settings import Settings
 from spanloop.trainer import loop
 from spanloop.trainer.config import TrainerConfig
 
@@ -50,4 +49,5 @@ def make(_: TrainerConfig) -> ToyTrainer:
 
 if __name__ == "__main__":
     loop.make_trainer = make
-    process.main(lambda: loop.TrainerService(Settings(), config(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))
+    toy = config(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    process.main(lambda settings: loop.TrainerService(settings, toy))

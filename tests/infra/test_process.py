@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from spanloop.infra import process
+from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import ConfigError
 
 PART = """
@@ -22,7 +23,7 @@ class Part:
         print("flushing", flush=True)
         {after}
 
-main(Part, broker=False)
+main(lambda settings: Part(), broker=False)
 """
 
 
@@ -51,7 +52,8 @@ def test_a_second_signal_ends_a_part_that_does_not_leave() -> None:
 
 
 def test_an_error_made_on_purpose_is_a_message_and_no_traceback() -> None:
-    def make() -> process.Part:
+    def make(settings: Settings) -> process.Part:
+        del settings
         raise ConfigError("bootstrap is not set")
 
     with pytest.raises(SystemExit, match="ConfigError: bootstrap is not set"):
