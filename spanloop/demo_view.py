@@ -12,8 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from spanloop.consumers.sink import GROUP as SINK_GROUP
-from spanloop.consumers.sink import SINK_TOPICS
+from spanloop.infra.groups import GROUPS
 from spanloop.infra.kafka import Reader
 from spanloop.infra.lag import Lag
 from spanloop.infra.registry import connect
@@ -21,18 +20,10 @@ from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import SpanloopError, Unavailable
 from spanloop.schemas.records import Decision, Resource, Trajectory
 from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import DEAD_LETTERS, DECISIONS, RESOURCES, REWARDS, SPANS, TRAJECTORIES, Topic
-from spanloop.streams.app import NAME as ASSEMBLER_GROUP
-from spanloop.streams.controller_shell import GROUP as CONTROLLER_GROUP
-from spanloop.streams.controller_shell import INPUTS as CONTROLLER_TOPICS
+from spanloop.schemas.topics import DEAD_LETTERS, DECISIONS, RESOURCES, TRAJECTORIES
 
 WINDOW = 100
 LAG_EVERY_S = 2.0
-GROUPS: dict[str, tuple[str, tuple[Topic, ...]]] = {
-    "sink": (SINK_GROUP, tuple(SINK_TOPICS)),
-    "assembler": (ASSEMBLER_GROUP, (SPANS, REWARDS)),
-    "controller": (CONTROLLER_GROUP, tuple(CONTROLLER_TOPICS)),
-}
 
 
 class Monitor:
@@ -44,7 +35,7 @@ class Monitor:
         self._decoder = Decoder(self._registry)
         self._reader = Reader(settings, "demo-monitor")
         self._reader.assign_topics([TRAJECTORIES, DECISIONS, RESOURCES, DEAD_LETTERS])
-        self._lags = {name: Lag(settings, group, topics) for name, (group, topics) in GROUPS.items()}
+        self._lags = {name: Lag(settings, name, topics) for name, topics in GROUPS.items()}
         self._stop = threading.Event()
         self._failure: SpanloopError | None = None
         self._seen: set[str] = set()

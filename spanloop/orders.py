@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -9,9 +10,10 @@ from dataclasses import dataclass, replace
 from spanloop.infra.kafka import OFFSET_BEGINNING, Reader
 from spanloop.infra.registry import connect
 from spanloop.infra.settings import Settings
+from spanloop.infra.taking import Taking
 from spanloop.infra.to_end import to_end
 from spanloop.schemas import orders
-from spanloop.schemas.errors import ConfigError, InvalidRecord
+from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.records import Rollout, Task
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import ROLLOUTS
@@ -37,7 +39,7 @@ def find(name: str, rollouts: Iterable[Rollout], *, run: bool = False) -> Subjec
 
     `run`: it is a run, known or not. Raises ConfigError for a name that nobody has, or a rollout that is over.
     """
-    last = {r.rollout_id: r for r in rollouts if r.status != "order"}
+    last = _last(rollouts)
     found = last.get(name)
     if found is not None and not run:
         if found.final:
@@ -57,7 +59,7 @@ def again(names: Iterable[str], rollouts: Iterable[Rollout]) -> list[Task]:
 
     Raises ConfigError for a name that nobody has, a rollout that is still open, or a run without failures.
     """
-    last = {r.rollout_id: r for r in rollouts if r.status != "order"}
+    last = _last(rollouts)
     chosen: dict[str, Task] = {}
     for name in names:
         found = [last[name]] if name in last else [r for r in last.values() if r.task.run_id == name]
@@ -69,6 +71,11 @@ def again(names: Iterable[str], rollouts: Iterable[Rollout]) -> list[Task]:
             raise ConfigError(f"{name} {state}: only what is over is queued again; `spanloop cancel` ends what runs")
         chosen |= {r.rollout_id: r.task for r in over}
     return list(chosen.values())
+
+
+def _last(rollouts: Iterable[Rollout]) -> dict[str, Rollout]:
+    """The last state of each."""
+    return {r.rollout_id: r for r in rollouts if r.status != "order"}
 
 
 def tasks_again(settings: Settings, names: Sequence[str]) -> list[Task]:
@@ -94,17 +101,7 @@ def who(settings: Settings, name: str, *, run: bool = False) -> Subject:
 
 def _read(settings: Settings, names: Sequence[str]) -> list[Rollout]:
     with closing(connect(settings)) as registry, closing(Reader(settings, "orders")) as reader:
-        return list(_rollouts(reader, Decoder(registry), set(names)))
-
-
-def _rollouts(reader: Reader, decoder: Decoder, names: set[str]) -> Iterable[Rollout]:
-    reader.assign_topics([ROLLOUTS], OFFSET_BEGINNING)
-    for m in to_end(reader, reader.ends()):
-        if m.value is None:
-            continue
-        try:
-            rollout = decoder.decode(Rollout, m.value, m.headers)
-        except InvalidRecord:  # it becomes a dead letter where it is consumed
-            continue
-        if not names.isdisjoint((rollout.rollout_id, rollout.task.run_id)):
-            yield rollout
+        taking = Taking(Decoder(registry), None, threading.Event())
+        reader.assign_topics([ROLLOUTS], OFFSET_BEGINNING)
+        read = (taking.once(m) for m in to_end(reader, reader.ends()))
+        return [r for r in read if isinstance(r, Rollout) and not {r.rollout_id, r.task.run_id}.isdisjoint(names)]

@@ -13,7 +13,8 @@ from events import batch, end, span
 from waiting import until
 
 from spanloop import cli
-from spanloop.demo_view import GROUPS as SEEN
+from spanloop.consumers.sink import GROUP as SINK
+from spanloop.consumers.sink import SINK_TOPICS
 from spanloop.infra import doctor_facts
 from spanloop.infra.groups import GROUPS
 from spanloop.infra.kafka import Reader
@@ -22,7 +23,10 @@ from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas.records import DeadLetter, Limits, Rollout, Task
 from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import TASKS
+from spanloop.schemas.topics import REWARDS, SPANS, TASKS
+from spanloop.streams.app import NAME as ASSEMBLER
+from spanloop.streams.controller_shell import GROUP as CONTROLLER
+from spanloop.streams.controller_shell import INPUTS
 from spanloop.streams.messages import Policy
 from spanloop.streams.rebuild import from_log
 
@@ -45,7 +49,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def test_the_consumer_groups_are_those_that_parts_join() -> None:
-    assert {name: (name, topics) for name, topics in GROUPS.items()} == SEEN
+    assert {SINK: SINK_TOPICS, ASSEMBLER: (SPANS, REWARDS), CONTROLLER: INPUTS} == GROUPS
 
 
 def test_the_doctor_finds_an_embedded_stack_well_and_reads_what_tasks_ask_for(
