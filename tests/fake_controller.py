@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from in_thread import in_thread
 from waiting import until
 
 from spanloop.infra.kafka import Reader
@@ -79,22 +79,6 @@ def running(settings: Settings, agent: Any, **options: Any) -> Generator[WorkerS
     """A worker in a thread; what it raises is raised here."""
     clock = options.pop("clock", None)
     policy = WorkerPolicy(trace=False, **options)
-    stop = threading.Event()
     worker = WorkerService(settings, agent if isinstance(agent, str) else rollout(agent), policy, clock=clock)
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            worker.run(stop)
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the test's own thread
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with in_thread(worker, within_s=60):
         yield worker
-    finally:
-        stop.set()
-        thread.join(60)
-        assert not thread.is_alive()
-        assert raised == []

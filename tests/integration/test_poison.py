@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from operator import attrgetter
 from typing import Protocol, cast
 
 import pytest
 from events import batch, end, span
+from in_thread import in_thread
 from waiting import until
 
 from spanloop.consumers.pump import PumpPolicy
@@ -46,38 +46,12 @@ POISON = {
 poisoned = pytest.mark.parametrize(("value", "reason"), POISON.values(), ids=POISON.keys())
 
 
-class Service(Protocol):
-    def run(self, stop: threading.Event) -> None: ...
-
-
 class GroupMember(Protocol):
     member_id: str
 
 
 class Group(Protocol):
     members: Sequence[GroupMember]
-
-
-@contextmanager
-def running(service: Service) -> Generator[threading.Thread]:
-    """A service in a thread; what it raised is raised here."""
-    stop, raised = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            service.run(stop)
-        except BaseException as error:  # noqa: BLE001  # handed to the test's own thread below
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        stop.set()
-        thread.join(DEADLINE_S)
-        assert raised == []
-        assert not thread.is_alive()
 
 
 def members(settings: Settings, group: str) -> set[str]:
@@ -147,9 +121,9 @@ def test_assembler_and_sink_each_set_one_bad_span_record_aside(
         lags = {"assembler": Lag(settings, "assembler", [SPANS, REWARDS]), "sink": Lag(settings, "sink", SINK_TOPICS)}
         for lag in lags.values():
             stack.callback(lag.close)
-        threads = [
-            stack.enter_context(running(AssemblerService(settings))),
-            stack.enter_context(running(SinkService(settings, PumpPolicy(max_wait_s=0.2)))),
+        runs = [
+            stack.enter_context(in_thread(AssemblerService(settings), DEADLINE_S)),
+            stack.enter_context(in_thread(SinkService(settings, PumpPolicy(max_wait_s=0.2)), DEADLINE_S)),
         ]
         good: list[Record] = [batch(span(f"s{i}", seq=i), begin=i == 0) for i in range(999)]
         partition = send(settings, SPANS, [*good, batch(span("last"), end=end(span_count=1000))], value)
@@ -163,7 +137,7 @@ def test_assembler_and_sink_each_set_one_bad_span_record_aside(
         found = {(d.consumer, d.topic, d.partition, d.offset, d.reason, d.raw) for d in log.letters()}
         assert found == {(group, "spans", partition, 500, reason, value) for group in lags}
         assert len(log.letters()) == 2
-        assert all(thread.is_alive() for thread in threads)
+        assert all(run.thread.is_alive() for run in runs)
         assert {group: members(settings, group) for group in lags} == before
 
 
@@ -174,7 +148,7 @@ def test_the_controller_sets_one_bad_task_aside(each_settings: Settings, value: 
         log, lag = Log(settings, DEAD_LETTERS, ROLLOUTS), Lag(settings, "controller", INPUTS)
         stack.callback(log.close)
         stack.callback(lag.close)
-        thread = stack.enter_context(running(ControllerService(settings)))
+        run = stack.enter_context(in_thread(ControllerService(settings), DEADLINE_S))
         send(settings, TASKS, [Task(f"ro-{i}", "run") for i in range(1000)], value)
         until(lambda: len(log.letters()) == 1)
         before = members(settings, "controller")
@@ -184,5 +158,5 @@ def test_the_controller_sets_one_bad_task_aside(each_settings: Settings, value: 
         assert (letter.consumer, letter.topic, letter.offset, letter.reason, letter.raw) == (
             "controller", "tasks", 500, reason, value,
         )  # fmt: skip
-        assert thread.is_alive()
+        assert run.thread.is_alive()
         assert members(settings, "controller") == before

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
+from in_thread import in_thread
 from waiting import until
 
 from spanloop.consumers.export import ExportService
@@ -64,41 +63,19 @@ def controller(settings: Settings) -> tuple[Part, Works]:
     return service, lambda: service.state is not None
 
 
-@contextmanager
-def running(part: Part) -> Generator[list[BaseException]]:
-    """A part in a thread; what it raised is in the list."""
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            part.run(stop)
-        except BaseException as error:  # noqa: BLE001 the entry point of a thread: the test looks at it
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield failures
-    finally:
-        stop.set()
-        thread.join(TIMEOUT_S)
-    assert not failures, failures
-    assert not thread.is_alive()
-
-
 def starts_before_its_registry(
     make: Callable[[Settings], tuple[Part, Works]], settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
     settings = settings.with_(registry_url=f"http://127.0.0.1:{port}")
     part, works = make(settings)
-    with caplog.at_level(logging.WARNING, "spanloop.infra.registry"), running(part) as failures:
-        until(lambda: bool(failures) or f"127.0.0.1:{port} cannot be reached" in caplog.text, "its message")
-        assert not failures
+    with caplog.at_level(logging.WARNING, "spanloop.infra.registry"), in_thread(part, TIMEOUT_S) as run:
+        until(lambda: bool(run.raised) or f"127.0.0.1:{port} cannot be reached" in caplog.text, "its message")
+        assert not run.raised
         assert not works()
         with EmbeddedRegistry(port):
             admin.register(settings)
-            until(lambda: bool(failures) or works(), "it to work")
+            until(lambda: bool(run.raised) or works(), "it to work")
 
 
 @pytest.mark.parametrize("make", [worker, gateway, assembler, export])

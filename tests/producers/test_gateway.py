@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_rig import DEADLINE_S
+from in_thread import in_thread
 from openai import APIError, NotFoundError, OpenAI
 from waiting import until
 
@@ -48,24 +49,9 @@ STOP: dict[str, Any] = {"choices": [{"index": 0, "delta": {}, "finish_reason": "
 def serving(settings: Settings, policy: GatewayPolicy | None = None) -> Generator[GatewayService]:
     """A running gateway; its stop is bounded and its failure raised."""
     service = GatewayService(settings, port=0, policy=policy)
-    stop, failures = threading.Event(), list[Exception]()
-
-    def run() -> None:
-        try:
-            service.run(stop)
-        except Exception as error:  # noqa: BLE001 the entry point of a thread: the test looks at it
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with in_thread(service, DEADLINE_S):
         assert service.ready.wait(DEADLINE_S)
         yield service
-    finally:
-        stop.set()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-    assert failures == []
 
 
 def fixed(engine: ScriptedEngine) -> GatewayPolicy:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from in_thread import in_thread
 
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
@@ -91,23 +92,9 @@ class Peers:
 @contextmanager
 def running(settings: Settings) -> Generator[ControllerService, None, None]:
     """A controller in a thread; what it raised is raised here."""
-    service, stop, raised = ControllerService(settings), threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            service.run(stop)
-        except BaseException as error:  # noqa: BLE001  # handed to the test's own thread below
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    service = ControllerService(settings)
+    with in_thread(service, within_s=30):
         yield service
-    finally:
-        stop.set()
-        thread.join(30)
-        assert not thread.is_alive()
-    assert raised == []
 
 
 def succeed(order: Assignment) -> list[Attempt]:
