@@ -112,12 +112,17 @@ def formatter(masker: Masker, *, as_json: bool) -> logging.Formatter:
 
     def mask(logger: object, method: str, event: Event) -> Event:
         del logger, method
-        return {name: _masked(value, masker) for name, value in event.items() if name not in FORMATTED}
+        return {name: _masked(value, masker) for name, value in event.items() if _is_told(name)}
 
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=chain,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask, _json if as_json else _line],
     )
+
+
+def _is_told(name: str) -> bool:
+    """False for what stands in a record for a library's own use, such as Ray's `_ray_timestamp_ns` in every one."""
+    return name not in FORMATTED and not name.startswith("_")
 
 
 def _add_ids(logger: object, method: str, event: Event) -> Event:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..schemas.errors import ConfigError
 
@@ -20,7 +20,8 @@ else:
 
 Weighting = Literal["rollout", "token"]
 # How a loss answers for tokens that an older policy drew. There is no default: it changes what is learned.
-Correction = Literal["cispo_mu", "none"]
+Correction = Literal["mu", "none"]
+CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 Dtype = Literal["fp32", "bf16"]
 
 # Where files go and how patiently a trainer waits change nothing in the weights, so they stay out of the digest.
@@ -45,7 +46,7 @@ class TrainerConfig:
     folder: Path
     """Its own folder: `checkpoints/`, `weights/` and `metrics.jsonl` go there."""
     correction: Correction | None
-    """Off-policy correction: cispo_mu weighs each token by π/μ, clipped; none trusts that all is on-policy."""
+    """Off-policy correction: mu lets the loss weigh each token by π/μ; none trusts that all is on-policy."""
     total_steps: int
     """It stops after this many."""
     groups_per_batch: int = 8
@@ -61,7 +62,7 @@ class TrainerConfig:
     advantage: str = "group_mean"
     """Name in `advantage.ADVANTAGES`."""
     clip: tuple[float, float] = (0.0, 5.0)
-    """Lowest and highest weight π/μ of a token."""
+    """Lowest and highest weight π/μ of a token. For ppo the trust region, such as (0.8, 1.28)."""
     weighting: Weighting = "rollout"
     """rollout: each rollout weighs the same; token: each token does."""
     std: bool = False
@@ -100,11 +101,13 @@ class TrainerConfig:
     """Threads of a step on the CPU; sums in another order are other weights, so a restart must keep it."""
 
     def __post_init__(self) -> None:
-        if self.correction is None:
+        if self.correction not in CORRECTIONS:
             raise ConfigError(
-                "an asynchronous trainer needs an explicit `correction`: 'cispo_mu' (weigh each token by π/μ) or "
-                "'none' (trust that all data is on-policy); without one, staleness is silently ignored"
+                "an asynchronous trainer needs an explicit `correction`: 'mu' (weigh each token by π/μ) or 'none' "
+                f"(trust that all data is on-policy); got {self.correction!r}"
             )
+        if self.loss == "reinforce" and self.correction != "none":
+            raise ConfigError("loss 'reinforce' weighs no token by π/μ: take cispo or ppo, or set correction to 'none'")
         for name in ("groups_per_batch", "mini_batches", "checkpoint_every", "keep_checkpoints", "max_row_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

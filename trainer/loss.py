@@ -6,7 +6,7 @@ The sum over tokens is the batch's loss: normalisation is in the weights (see `b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -28,6 +28,10 @@ class Tokens:
     def ratio(self) -> torch.Tensor:
         """(N,) π/μ, without gradient."""
         return torch.exp((self.logprobs.detach() - self.behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+    def as_onpolicy(self) -> Tokens:
+        """The same tokens as if the weights of now had drawn them."""
+        return replace(self, behaviour=self.logprobs.detach())
 
 
 TokenLoss = Callable[[Tokens, tuple[float, float]], torch.Tensor]
@@ -59,7 +63,11 @@ def reinforce(tokens: Tokens, clip: tuple[float, float]) -> torch.Tensor:
 
 @register("ppo")
 def ppo(tokens: Tokens, clip: tuple[float, float]) -> torch.Tensor:
-    """max(−r·A, −clip(r)·A) with r = π/μ and the clip as given, such as (0.8, 1.28)."""
+    """max(−r·A, −clip(r)·A) with r = π/μ: what moved beyond the clip in its advantage's direction is left alone.
+
+    Decoupled clip as in DAPO (arXiv 2503.14476), on the behaviour policy. It bounds how far a step of stale data pushes,
+    which cispo does not.
+    """
     ratio = torch.exp((tokens.logprobs - tokens.behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     return torch.maximum(-ratio * tokens.advantages, -ratio.clamp(*clip) * tokens.advantages)
 

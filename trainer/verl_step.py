@@ -66,8 +66,9 @@ class RowLoss:
         tokens = Tokens(
             logprobs[mask], picked("behaviour"), picked("advantages"), picked("weights"), picked("staleness")
         )
-        clip = (1.0, 1.0) if self.config.correction == "none" else self.config.clip
-        loss = (tokens.weights * named("loss", LOSSES, self.config.loss)(tokens, clip)).sum() * data["dp_size"]
+        corrected = tokens if self.config.correction == "mu" else tokens.as_onpolicy()
+        clip = self.config.clip
+        loss = (tokens.weights * named("loss", LOSSES, self.config.loss)(corrected, clip)).sum() * data["dp_size"]
         if not mask.any():
             loss = loss + 0.0 * logprobs.sum()  # a micro-batch of padding still takes part in the backward pass
         self.stats.add(tokens, clip, loss)

@@ -78,7 +78,7 @@ def main() -> dict[str, float]:
             policy="policy",
             model_dir=folder / "model",
             folder=folder / "trainer",
-            correction="cispo_mu",
+            correction="mu",
             total_steps=1,
         )
         groups = [ClosedGroup(f"g{g}", tuple(rollout(g, s) for s in range(MEMBERS)), MEMBERS) for g in range(GROUPS)]

@@ -147,7 +147,7 @@ def test_a_trainer_killed_at_every_point_of_a_step_publishes_the_weights_of_an_u
         policy="policy",
         model_dir=tmp_path / "model",
         folder=tmp_path / "trainer",
-        correction="cispo_mu",
+        correction="mu",
         total_steps=STEPS,
         groups_per_batch=GROUPS_PER_BATCH,
         checkpoint_every=2,

@@ -31,7 +31,7 @@ def config(folder: Path, run_id: str, groups: int) -> TrainerConfig:
         policy="policy",
         model_dir=model,
         folder=folder / "trainer",
-        correction="cispo_mu",
+        correction="mu",
         total_steps=NEVER,
         groups_per_batch=groups,
         max_staleness=NEVER,

@@ -19,7 +19,7 @@ CONFIG = TrainerConfig(
     policy="policy",
     model_dir=Path("/models/π 'quoted' \\"),
     folder=Path("/runs/😀"),
-    correction="cispo_mu",
+    correction="mu",
     total_steps=4,
 )
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), min_size=1)
@@ -30,7 +30,7 @@ configs = st.builds(
     policy=names,
     model_dir=st.just(CONFIG.model_dir),
     folder=st.just(CONFIG.folder),
-    correction=st.sampled_from(["cispo_mu", "none"]),
+    correction=st.sampled_from(["mu", "none"]),
     total_steps=st.integers(0, 10**9),
     lr=st.floats(1e-12, 1e20),
     clip=st.tuples(st.floats(0, 1), st.floats(1.5, 100)),

@@ -66,6 +66,13 @@ def test_people_read_one_line_with_the_ids_at_its_end(capsys: pytest.CaptureFixt
     assert line.endswith(" spanloop.test WARNING took it rollout_id=ro-1")
 
 
+def test_what_a_library_keeps_for_itself_in_every_record_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(Settings(log_format="json"))
+    logging.getLogger("spanloop.test").warning("said", extra={"_library_ns": 1, "topic": "spans"})
+    (line,) = map(json.loads, said(capsys, "spanloop.test"))
+    assert (line["topic"], sorted(line)) == ("spans", ["at", "level", "logger", "message", "topic"])
+
+
 def test_ids_are_those_of_the_context_and_not_of_another_thread() -> None:
     seen: list[dict[str, str]] = []
     with bound(rollout_id="ro-1"):

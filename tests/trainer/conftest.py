@@ -72,7 +72,7 @@ def config(tmp_path: Path) -> TrainerConfig:
         policy="policy",
         model_dir=tmp_path / "model",
         folder=tmp_path / "trainer",
-        correction="cispo_mu",
+        correction="mu",
         total_steps=4,
         groups_per_batch=2,
     )

@@ -16,6 +16,14 @@ from spanloop.trainer.loss import LOSSES
 def test_an_asynchronous_trainer_needs_an_explicit_correction(config: TrainerConfig) -> None:
     with pytest.raises(ConfigError, match="explicit `correction`"):
         replace(config, correction=None)
+    with pytest.raises(ConfigError, match="explicit `correction`.*got 'mü'"):
+        replace(config, correction="mü")  # pyright: ignore[reportArgumentType] wrong on purpose
+
+
+def test_a_loss_that_cannot_correct_is_refused_where_correction_is_asked_for(config: TrainerConfig) -> None:
+    with pytest.raises(ConfigError, match="'reinforce' weighs no token"):
+        replace(config, loss="reinforce")
+    assert replace(config, loss="reinforce", correction="none").loss == "reinforce"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +59,7 @@ trainer_id = "tr"
 policy = "policy"
 model_dir = "/models/toy"
 folder = "/runs/tr"
-correction = "cispo_mu"
+correction = "mu"
 total_steps = 4
 """
 

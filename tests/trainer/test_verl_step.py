@@ -160,6 +160,26 @@ def test_without_correction_the_behaviour_log_probs_change_nothing(
     assert all(torch.equal(one[n], two[n]) for n in one)
 
 
+def test_ppo_leaves_alone_what_moved_beyond_its_clip(built: Callable[..., PolicyTrainer], make_row: MakeRow) -> None:
+    def largest(logprob: float, sign: float) -> float:
+        rows = [replace(r, advantages=sign * np.abs(r.advantages)) for r in rows_of(make_row, logprob=logprob)]
+        found = gradients(built(loss="ppo", clip=(0.8, 1.28), max_grad_norm=1e9), rows)
+        return max(float(g.abs().max()) for g in found.values())
+
+    # the fresh model gives each of these tokens about e^-4: π/μ is far above the clip, then far below it
+    assert largest(-8.0, +1.0) == 0.0
+    assert largest(-8.0, -1.0) > 0.0
+    assert largest(-0.1, -1.0) == 0.0
+    assert largest(-0.1, +1.0) > 0.0
+
+
+def test_ppo_without_correction_is_reinforce(built: Callable[..., PolicyTrainer], make_row: MakeRow) -> None:
+    rows = rows_of(make_row, logprob=-9.0)
+    ppo = gradients(built(loss="ppo", clip=(0.8, 1.28), correction="none", max_grad_norm=1e9), rows)
+    plain = gradients(built(loss="reinforce", correction="none", max_grad_norm=1e9), rows)
+    assert all(torch.allclose(ppo[n], plain[n], atol=1e-7, rtol=1e-4) for n in plain)
+
+
 def test_micro_batches_change_nothing(built: Callable[..., PolicyTrainer], make_row: MakeRow) -> None:
     whole = gradients(built(max_grad_norm=1e9), rows_of(make_row))
     cut = gradients(built(max_grad_norm=1e9, micro_batch_tokens=9), rows_of(make_row))
