@@ -65,8 +65,8 @@ def reinforce(tokens: Tokens, clip: tuple[float, float]) -> torch.Tensor:
 def ppo(tokens: Tokens, clip: tuple[float, float]) -> torch.Tensor:
     """max(−r·A, −clip(r)·A) with r = π/μ: what moved beyond the clip in its advantage's direction is left alone.
 
-    Decoupled clip as in DAPO (arXiv 2503.14476), on the behaviour policy. It bounds how far a step of stale data pushes,
-    which cispo does not.
+    Decoupled clip as in DAPO (arXiv 2503.14476), on the behaviour policy. It bounds how far stale data pushes, which
+    cispo does not.
     """
     ratio = torch.exp((tokens.logprobs - tokens.behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     return torch.maximum(-ratio * tokens.advantages, -ratio.clamp(*clip) * tokens.advantages)

@@ -16,7 +16,7 @@ from spanloop.trainer.loss import LOSSES
 def test_an_asynchronous_trainer_needs_an_explicit_correction(config: TrainerConfig) -> None:
     with pytest.raises(ConfigError, match="explicit `correction`"):
         replace(config, correction=None)
-    with pytest.raises(ConfigError, match="explicit `correction`.*got 'mü'"):
+    with pytest.raises(ConfigError, match=r"explicit `correction`.*got 'mü'"):
         replace(config, correction="mü")  # pyright: ignore[reportArgumentType] wrong on purpose
 
 
