@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass
 from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException
@@ -20,6 +21,18 @@ from .settings import Settings
 CREATE_TIMEOUT_S = 30.0
 # The assembler is given the same partition of all three at once.
 TOGETHER = (SPANS, REWARDS, ASSEMBLIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with something that exists, and what to do."""
+
+    found: str
+    expected: str
+    todo: str
+
+    def __str__(self) -> str:
+        return f"{self.found}, expected {self.expected}; {self.todo}"
 
 
 def init(settings: Settings) -> dict[str, int]:
@@ -50,7 +63,7 @@ def check(settings: Settings, client: AdminClient | None = None) -> dict[str, in
     """
     there = counts(settings, client)
     if wrong := problems(settings, there):
-        raise ConfigError("; ".join(wrong))
+        raise ConfigError("; ".join(map(str, wrong)))
     return there
 
 
@@ -64,15 +77,15 @@ def counts(settings: Settings, client: AdminClient | None = None) -> dict[str, i
     return {full[name]: len(topic.partitions) for name, topic in found.items() if name in full}
 
 
-def problems(settings: Settings, there: Mapping[str, int]) -> list[str]:
+def problems(settings: Settings, there: Mapping[str, int]) -> list[Problem]:
     """What existing partition counts have against the settings; empty = nothing."""
     together = {t.name: there[t.name] for t in TOGETHER if t.name in there}
     if len(set(together.values())) > 1:
         (name, count), *others = together.items()
         rest = ", ".join(f"{other!r} {n}" for other, n in others)
-        return [f"topic {name!r} has {count} partitions, {rest}: they must match; {_remedy(settings)}"]
+        return [Problem(f"topic {name!r} has {count} partitions, {rest}", "equal counts", _remedy(settings))]
     return [
-        f"topic {name!r} has {have} partitions, expected {want}; {_remedy(settings)}"
+        Problem(f"topic {name!r} has {have} partitions", str(want), _remedy(settings))
         for name, have in there.items()
         if have != (want := partitions(settings, TOPICS[name]))
     ]

@@ -37,12 +37,7 @@ def partition_counts(settings: Settings, broker: BrokerFacts) -> list[Finding]:
     wrong = problems(settings, {name: topic.partitions for name, topic in broker.topics.items()})
     if not wrong:
         return [Finding("partitions", "ok", f"{settings.partitions} for topics that are spread, else 1")]
-    out: list[Finding] = []
-    for told in wrong:
-        found, _, todo = told.partition("; ")
-        found, _, expected = found.partition(", expected ")
-        out.append(Finding("partitions", "fail", found, expected=expected or "equal counts", todo=todo))
-    return out
+    return [Finding("partitions", "fail", p.found, expected=p.expected, todo=p.todo) for p in wrong]
 
 
 def replicas(settings: Settings, broker: BrokerFacts) -> list[Finding]:

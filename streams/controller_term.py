@@ -15,11 +15,12 @@ from confluent_kafka import Producer as KafkaProducer
 from ..infra.clock import Clock
 from ..infra.kafka import Names, Position
 from ..infra.kafka_config import FENCED
+from ..infra.logs import bound
 from ..infra.producer import Ack, OnDelivery, Producer, producer_config
 from ..infra.settings import Settings
 from ..infra.taking import Taking
 from ..schemas.errors import DeliveryFailed, Fenced, SpanloopError, Unavailable
-from ..schemas.records import Assignment, SpanBatch
+from ..schemas.records import Assignment, Rollout, SpanBatch
 from ..schemas.serde import Encoder
 from .bounded import Bounded
 from .controller import ControllerPolicy, ControllerState, Event, Out, Placed, Tick, step
@@ -107,6 +108,9 @@ class Term:
                 consumer.commit(offsets=self._on_broker(offsets), asynchronous=False)
         for marker in ends:
             self._ends.send(marker, on_delivery=_note_failure)
+        if log.isEnabledFor(logging.INFO):
+            for record in inside:
+                _tell(record)
         return len(out)
 
     def close(self) -> None:
@@ -179,6 +183,22 @@ def refusal(error: KafkaException, name: str) -> SpanloopError:
     if kafka_error(error).code() in FENCED:
         return Fenced(f"{name}: another controller has taken over ({error}); this one must stop")
     return Unavailable(f"{name}: {error}")
+
+
+def _tell(record: Out) -> None:
+    """A line about a rollout that took another way than through one attempt; its whole way is in `attempts`."""
+    if not isinstance(record, Rollout) or record.status == "order":
+        return
+    if record.final and record.status != "succeeded":
+        what = f"ends {record.status}"
+    elif record.attempt_status == "closing":
+        what = f"is closed as {record.closing}"
+    elif record.status == "queuing" and record.dispatches:
+        what = "waits to be given out again"
+    else:
+        return
+    with bound(rollout_id=record.rollout_id, attempt_id=record.attempt_id, run_id=record.task.run_id):
+        log.info("%s; given out %d times: %s", what, record.dispatches, record.reason or "no reason given")
 
 
 def _note_failure(failure: DeliveryFailed | None, ack: Ack | None) -> None:

@@ -130,8 +130,14 @@ SELECT * FROM batches FINAL ORDER BY k_offset DESC LIMIT 1 BY trainer_id, step;
 CREATE OR REPLACE VIEW v_decisions AS
 SELECT * FROM decisions FINAL ORDER BY k_offset LIMIT 1 BY run_id, group_id, trainer_id;
 
+-- What readers set aside, and when `spanloop dlq replay` last put it back: its notes are no dead letters themselves.
 CREATE OR REPLACE VIEW v_dead_letters AS
-SELECT * FROM dead_letters FINAL;
+SELECT letter.*, note.at AS replayed_at
+FROM (SELECT * FROM dead_letters FINAL WHERE reason != 'replayed') AS letter
+LEFT JOIN (
+  SELECT offset, toNullable(max(at)) AS at FROM dead_letters FINAL
+  WHERE reason = 'replayed' AND topic = 'dead-letters' GROUP BY offset
+) AS note ON note.offset = letter.k_offset;
 
 -- Every flush of the sink. Where offsets were read again (a crash before the commit, offsets set back) the later flush
 -- counts from where it began. Flushes that do not overlap need no clock to be put in order.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sink_rig import Lab
 
 from spanloop.consumers.letters import Kept, Letter, Put, Selection, note, plan, read, replayed, shown, summary
 from spanloop.consumers.replay import HEADER, replay
@@ -46,6 +47,15 @@ def test_what_would_only_be_refused_again_is_kept(changes: dict[str, Any], why: 
     kept = plan(letter(**changes), (), 4)
     assert isinstance(kept, Kept)
     assert why in kept.why
+
+
+def test_in_sql_a_letter_tells_when_it_was_put_back_and_the_note_is_none_itself(lab: Lab) -> None:
+    put = plan(letter(0), (), 4)
+    assert isinstance(put, Put)
+    other = replace(DEAD, offset=18)
+    lab.store(DEAD, other, note(put, 6))
+    found = lab.rows("SELECT offset, reason, toUnixTimestamp64Nano(replayed_at) FROM v_dead_letters ORDER BY offset")
+    assert found == [(17, "nonfinite_reward", 6), (18, "nonfinite_reward", None)]
 
 
 def test_a_letter_is_put_back_once_unless_told_otherwise() -> None:

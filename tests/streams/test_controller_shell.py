@@ -130,7 +130,11 @@ def test_a_hundred_rollouts_are_given_out_once_and_end_once(each_settings: Setti
         assert len(world.finals) == len(set(world.finals))
 
 
-def test_an_attempt_without_an_end_is_timed_out_and_tried_again(each_settings: Settings) -> None:
+def test_an_attempt_without_an_end_is_timed_out_and_tried_again(
+    each_settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "spanloop.streams.controller_term")
+
     def late_once(order: Assignment) -> list[Attempt]:
         return succeed(order) if order.attempt_number == 2 else succeed(order)[:1]
 
@@ -140,6 +144,8 @@ def test_an_attempt_without_an_end_is_timed_out_and_tried_again(each_settings: S
         world.until(lambda: world.finals == ["ro-1"])
         assert [a.attempt_number for a in world.given] == [1, 2]
         assert (world.rollouts["ro-1"].status, world.rollouts["ro-1"].tries) == ("succeeded", 2)
+    told = [line for line in caplog.messages if "given out" in line]
+    assert [line.split(";")[0] for line in told] == ["is closed as timeout", "waits to be given out again"]
 
 
 def test_cancelling_in_the_queue_ends_with_an_empty_attempt(each_settings: Settings) -> None:
