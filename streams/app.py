@@ -24,7 +24,7 @@ from typing import cast
 from ..infra.clock import Clock
 from ..infra.kafka import Message as Raw
 from ..infra.kafka import Names, Position
-from ..infra.process import new_loop
+from ..infra.process import collect_seldom, new_loop
 from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, SpanloopError
@@ -54,8 +54,7 @@ FETCH_WAIT_MS = 50
 TICK_S = 0.05
 COMMIT_S = 0.2
 STOP_POLL_S = 0.05
-# What is not committed by then is read again at the next start.
-LAST_COMMIT_S = 1.0
+LAST_COMMIT_S = 1.0  # what is not committed by then is read again at the next start
 
 
 class _ConsumerOnly(BootStrategy):
@@ -296,5 +295,6 @@ def __getattr__(name: str) -> AssemblerApp:
     """`app`, made from the environment when `faust -A spanloop.streams.app` asks for it."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    collect_seldom()
     made = globals()["app"] = AssemblerApp(Settings())
     return made

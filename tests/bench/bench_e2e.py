@@ -1,4 +1,4 @@
-"""Rollouts a second through the whole loop on a real Kafka, each agent emitting ten spans; latencies of a lone one.
+"""Rollouts a second through the whole loop on a real Kafka, each agent emitting ten spans.
 
 Controller, assembler and worker are a process each; the clock runs from the first task to the last trajectory.
 """
@@ -6,7 +6,6 @@ Controller, assembler and worker are a process each; the clock runs from the fir
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from spanloop.schemas.topics import TOPICS, TRAJECTORIES
 ROLLOUTS = 3000
 SPANS = 10
 SLOTS = 8
-LONE = 20
+WARM_UP = 20
 AGENT = f"{Path(__file__).parent / 'noop_agent.py'}:noop"
 PATIENCE_S = 180.0
 
@@ -61,12 +60,9 @@ def main() -> dict[str, float]:
             parts.start("controller", ["streams", "--only", "controller"])
             parts.start("assembler", ["streams", "--only", "assembler"])
             parts.start("worker", ["worker", AGENT, "--slots", str(SLOTS)])
-            lone: list[float] = []
-            for _ in range(LONE):
-                start = time.monotonic()
+            for _ in range(WARM_UP):
                 producer.send_wait(task())
                 wait_for(reader, 1)
-                lone.append(time.monotonic() - start)
             before, start = records(reader, settings), time.monotonic()
             for _ in range(ROLLOUTS):
                 producer.send(task())
@@ -80,7 +76,6 @@ def main() -> dict[str, float]:
         "rollouts_per_s": ROLLOUTS / took,
         "spans_per_s": ROLLOUTS * SPANS / took,
         "records_per_rollout": written / ROLLOUTS,
-        "lone_rollout_p50_ms": statistics.median(lone[3:]) * 1e3,
     }
 
 

@@ -42,6 +42,12 @@ def test_a_signal_has_the_part_flush_and_leave(number: signal.Signals) -> None:
     assert child.returncode == 0
 
 
+def test_a_parts_process_looks_for_cycles_seldom_and_not_among_its_modules() -> None:
+    with started("import gc; print(gc.get_threshold(), gc.get_freeze_count() > 1000)") as child:
+        child.send_signal(signal.SIGTERM)
+        assert child.communicate()[0] == f"flushing\n{process.GC_THRESHOLDS} True\n"
+
+
 def test_a_second_signal_ends_a_part_that_does_not_leave() -> None:
     with started("threading.Event().wait()") as child:
         child.send_signal(signal.SIGTERM)
