@@ -28,6 +28,7 @@ from .kafka_config import (
     lost,
     partitions,
     wait_for_broker,
+    watermarks,
 )
 from .message import Message, Position
 from .settings import Settings
@@ -48,6 +49,7 @@ __all__ = [
     "lost",
     "partitions",
     "wait_for_broker",
+    "watermarks",
 ]
 log = logging.getLogger(__name__)
 
@@ -133,12 +135,9 @@ class _Client:
         """
         topic, partition = position
         try:
-            low, high = self._consumer.get_watermark_offsets(
-                TopicPartition(self.names.full(topic), partition), timeout=timeout_s
-            )
+            return watermarks(self._consumer, TopicPartition(self.names.full(topic), partition), timeout_s)
         except KafkaException as error:
             raise Unavailable(f"{topic}[{partition}] on {self.settings.bootstrap}: {error}") from error
-        return low, high
 
     def ends(self, positions: Iterable[Position] | None = None) -> dict[Position, int]:
         """The end offset now of some partitions, or of all it has."""
@@ -242,7 +241,7 @@ class Member(_Client):
     def _first_offsets(self, consumer: Consumer, parts: list[TopicPartition]) -> list[TopicPartition]:
         fresh = [tp for tp in consumer.committed(parts, timeout=METADATA_TIMEOUT_S) if tp.offset < 0]
         for tp in fresh:
-            low, high = consumer.get_watermark_offsets(tp, timeout=METADATA_TIMEOUT_S)
+            low, high = watermarks(consumer, tp)
             tp.offset = low if self._start == "earliest" else high
         return fresh
 

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any, Literal, cast
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from ..schemas.errors import ConfigError, DataLost, Fenced, SpanloopError, Unavailable
@@ -24,6 +24,11 @@ ClientConfig = dict[str, Any]  # librdkafka's names; values as confluent-kafka t
 
 LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._NO_OFFSET})
 MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+# A leader is being chosen, as for a topic just made; librdkafka does not wait for it where it is asked for offsets.
+NO_LEADER = frozenset(
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH}
+)
+LEADER_PAUSE_S = 0.1
 REFUSED = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -183,3 +188,15 @@ def wait_for_broker(settings: Settings, timeout_s: float = METADATA_TIMEOUT_S) -
         if refusal is not None:
             raise refused(settings, refusal, "this user", "connecting") from error
         raise no_broker(settings, timeout_s) from error
+
+
+def watermarks(consumer: Consumer, at: TopicPartition, timeout_s: float = METADATA_TIMEOUT_S) -> tuple[int, int]:
+    """(first offset kept, end offset) of a partition, waiting for a leader. Raises KafkaException."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return consumer.get_watermark_offsets(at, timeout=max(LEADER_PAUSE_S, deadline - time.monotonic()))
+        except KafkaException as error:
+            if cast("KafkaError", error.args[0]).code() not in NO_LEADER or time.monotonic() > deadline:
+                raise
+            time.sleep(LEADER_PAUSE_S)

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..schemas.errors import Unavailable
 from ..schemas.topics import Topic
-from .kafka import consumer_config, partitions
+from .kafka import consumer_config, partitions, watermarks
 from .settings import Settings
 
 TIMEOUT_S = 5.0
@@ -49,7 +49,7 @@ class Lag:
         try:
             found = self._consumer.committed([TopicPartition(t, p) for t, p in self._parts], timeout=TIMEOUT_S)
             for tp in found:
-                low, high = self._consumer.get_watermark_offsets(tp, timeout=TIMEOUT_S)
+                low, high = watermarks(self._consumer, tp, TIMEOUT_S)
                 committed = tp.offset if tp.offset >= 0 else None
                 out.append(PartitionLag(self._short[tp.topic], tp.partition, committed, low, high))
         except KafkaException as error:

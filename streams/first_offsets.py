@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from ..infra.kafka import METADATA_TIMEOUT_S, Names, Position, consumer_config, lost, partitions
+from ..infra.kafka import METADATA_TIMEOUT_S, Names, Position, consumer_config, lost, partitions, watermarks
 from ..infra.settings import Settings
 from ..schemas.errors import SpanloopError, Unavailable
 from ..schemas.topics import REWARDS, SPANS
@@ -95,4 +95,4 @@ def _committed(consumer: Consumer, names: Names, positions: Sequence[Position]) 
 
 def _low(consumer: Consumer, names: Names, position: Position) -> int:
     topic = TopicPartition(names.full(position[0]), position[1])
-    return consumer.get_watermark_offsets(topic, timeout=METADATA_TIMEOUT_S)[0]
+    return watermarks(consumer, topic)[0]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from spanloop.infra.embedded_broker import KEPT_BYTES, EmbeddedBroker
 from spanloop.infra.kafka import Member, Message, Reader, wait_for_broker
-from spanloop.infra.kafka_config import Names, consumer_config
+from spanloop.infra.kafka_config import Names, consumer_config, watermarks
 from spanloop.infra.producer import Producer, producer_config
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import DataLost, Unavailable
@@ -204,6 +206,27 @@ def test_a_reader_goes_on_by_itself_when_the_broker_is_back() -> None:
         client.flush(WAIT_S)
         assert [m.value for m in read(reader, 1)] == [b"value"]
         reader.close()
+
+
+class Leaderless:
+    """A client that is told so many times that the broker it asks leads the partition no more."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def get_watermark_offsets(self, at: TopicPartition, timeout: float) -> tuple[int, int]:
+        del at, timeout
+        self.left -= 1
+        if self.left >= 0:
+            raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        return 3, 9
+
+
+def test_offsets_are_asked_for_again_while_a_leader_is_chosen() -> None:
+    at = TopicPartition("spans", 0)
+    assert watermarks(cast("Consumer", Leaderless(2)), at) == (3, 9)
+    with pytest.raises(KafkaException, match="NOT_LEADER"):
+        watermarks(cast("Consumer", Leaderless(1000)), at, 0.2)
 
 
 def test_settings_for_librdkafka_may_tune_but_not_weaken() -> None:
