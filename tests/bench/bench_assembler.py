@@ -162,8 +162,9 @@ def cpu_s(processes: list[subprocess.Popen[bytes]]) -> float:
 def members(settings: Settings) -> int:
     """Members of the assemblers' group once it is stable, else 0."""
     group = f"{settings.prefix}-assembler"
-    asked: dict[str, Future[object]] = methodcaller("describe_consumer_groups", [group])(admin_client(settings))
-    state, who = attrgetter("state", "members")(asked[group].result())
+    client = admin_client(settings)  # kept until it has answered: else the future never ends
+    asked: dict[str, Future[object]] = methodcaller("describe_consumer_groups", [group])(client)
+    state, who = attrgetter("state", "members")(asked[group].result(30))
     return len(who) if state == ConsumerGroupState.STABLE else 0
 
 
