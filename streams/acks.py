@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
+from collections.abc import Iterable
 
 from ..infra.producer import Ack, Producer
-from ..schemas.errors import DeliveryFailed
+from ..schemas.errors import DeliveryFailed, RecordTooLarge
 from ..schemas.records import Assembly, Attempt, Trajectory
+
+log = logging.getLogger(__name__)
+
+ACK_TIMEOUT_S = 60.0
 
 
 class Epoch:
-    """Records sent between two commits. Settled from the producer's thread."""
+    """Records sent between two commits. Settled from the producer's thread.
 
-    def __init__(self) -> None:
+    It is done when those before it are too: one whose wait was given up, or that failed, holds back all that follow.
+    """
+
+    def __init__(self, earlier: Epoch | None = None) -> None:
+        self._earlier = earlier
         self._lock = threading.Lock()
         self._open = 0
         self._sealed = False
@@ -39,7 +50,10 @@ class Epoch:
             self._check()
 
     def wait(self, timeout_s: float) -> None:
-        """Returns once everything is acknowledged. Raises DeliveryFailed."""
+        """Returns once everything up to its end is acknowledged. Raises DeliveryFailed."""
+        if (earlier := self._earlier) is not None:
+            earlier.wait(timeout_s)
+            self._earlier = None
         if not self._done.wait(timeout_s):
             raise DeliveryFailed(f"{self._open} records were not acknowledged within {timeout_s:g} s")
         if self._failure is not None:
@@ -56,6 +70,7 @@ class Outbox:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._epoch = Epoch()
+        self._assemblies: list[tuple[Assembly, int]] = []
 
     def send(self, record: Trajectory | Attempt | Assembly, partition: int | None = None) -> None:
         """Sends a record in the current epoch. Raises RecordTooLarge, BackPressure."""
@@ -67,8 +82,35 @@ class Outbox:
             epoch.settle(None, None)
             raise
 
-    def seal(self) -> Epoch:
-        """Ends the current epoch, to be waited for, and begins the next."""
-        epoch, self._epoch = self._epoch, Epoch()
+    def send_first(self, versions: Iterable[Trajectory | Attempt]) -> None:
+        """Sends the first version of a record that is not too large, if any is. Raises BackPressure."""
+        for record in versions:
+            try:
+                self.send(record)
+            except RecordTooLarge as error:
+                log.warning("a record of %s is cut: %s", record.attempt_id, error)
+            else:
+                return
+
+    def remember(self, assembly: Assembly, partition: int) -> None:
+        """Keeps an assembly until `settle` knows that what it tells of is acknowledged."""
+        self._assemblies.append((assembly, partition))
+
+    async def settle(self) -> None:
+        """Waits until all that was sent is acknowledged, then for its assemblies. One call at a time.
+
+        Assemblies go last: one says that its attempt need not be read again, so nothing of it may still be under way.
+        Raises DeliveryFailed: then every later call does.
+        """
+        count = len(self._assemblies)
+        await self._acknowledged()
+        assemblies, self._assemblies = self._assemblies[:count], self._assemblies[count:]
+        for assembly, partition in assemblies:
+            self.send(assembly, partition)
+        if assemblies:
+            await self._acknowledged()
+
+    async def _acknowledged(self) -> None:
+        epoch, self._epoch = self._epoch, Epoch(self._epoch)
         epoch.seal()
-        return epoch
+        await asyncio.to_thread(epoch.wait, ACK_TIMEOUT_S)

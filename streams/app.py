@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from tempfile import TemporaryDirectory
-from typing import cast
 
 from ..infra.clock import Clock
 from ..infra.kafka import Message as Raw
@@ -29,6 +28,7 @@ from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import REWARDS, SPANS
+from .faust_offsets import commit, end_offsets
 from .faust_settings import faust_settings
 from .faust_types import (
     TP,
@@ -94,6 +94,7 @@ class AssemblerApp(App):
         self._ready = asyncio.Event()
         self._queue: asyncio.Queue[Sequence[Raw]] = asyncio.Queue(QUEUED_BATCHES)
         self._take_over_lock = asyncio.Lock()
+        self._commit_lock = asyncio.Lock()
         self._generation = 0
         self._leaving = threading.Event()
         topics = (self.names.full(t.name) for t in (SPANS, REWARDS))
@@ -226,27 +227,14 @@ class AssemblerApp(App):
             await self.commit_now()
 
     async def commit_now(self) -> None:
-        """Waits for acknowledgements and commits what they allow."""
-        if self.shell is None:
-            return
-        self.shell.ends |= self._ends()
-        offsets = await self.shell.settle()
-        if not offsets or self.rebalancing:
-            return
-        assignment = self.consumer.assignment()
-        wanted = {TP(self.names.full(t), p): offset for (t, p), offset in offsets.items()}
-        commit = cast("Callable[[object], Awaitable[bool]]", methodcaller("_commit", wanted))
-        if wanted.keys() <= assignment and await commit(self.consumer):
-            self.shell.committed(offsets)
-
-    def _ends(self) -> dict[Position, int]:
-        """End offsets as the last fetches told them."""
-        found: dict[Position, int] = {}
-        for source, p in ((source, p) for source in SOURCES for p in self.held):
-            with suppress(AssertionError):  # the consumer's own thread has lost the partition just now
-                if (end := self.consumer.highwater(TP(self.names.full(source), p))) is not None:
-                    found[source, p] = end
-        return found
+        """Waits for acknowledgements and commits what they allow: nothing more once something has failed."""
+        async with self._commit_lock:
+            if self.shell is None or self.crashed:
+                return
+            self.shell.ends |= end_offsets(self.consumer, self.names, self.held)
+            offsets = await self.shell.settle()
+            if offsets and not self.rebalancing and await commit(self.consumer, self.names, offsets):
+                self.shell.committed(offsets)
 
 
 class AssemblerService:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-
-from confluent_kafka import OFFSET_BEGINNING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ..infra import telemetry
 from ..infra.clock import Clock, SystemClock
@@ -19,8 +18,8 @@ from ..infra.quarantine import Quarantine
 from ..infra.registry import connect
 from ..infra.settings import Settings
 from ..infra.taking import Taking
-from ..schemas.errors import DeliveryFailed, RecordTooLarge
-from ..schemas.records import Assembly, Attempt, Reward, SpanBatch
+from ..schemas.errors import DeliveryFailed
+from ..schemas.records import Assembly, Attempt, Reward, SpanBatch, Trajectory
 from ..schemas.serde import Decoder
 from ..schemas.topics import ASSEMBLIES, REWARDS, SPANS
 from .acks import Outbox
@@ -29,15 +28,14 @@ from .assembly import without_calls, without_rows
 from .figures import Figures
 from .messages import SOURCES, Emitted, Late, Message, Output, Policy, Refused, Reread, Source
 from .no_calls import NoCalls
+from .partition import Partition
+from .reading import read
+from .texts import short
 
 log = logging.getLogger(__name__)
 
 NAME = "assembler"
-ACK_TIMEOUT_S = 60.0
 FLUSH_S = 3.0
-# Small enough that a slice of catching up does not keep timers and rebalances waiting.
-SLICE = 200
-POLL_S = 0.05
 YIELD_EVERY = 20
 
 
@@ -59,7 +57,6 @@ class Shell:
         self._taking = Taking(decoder, self._quarantine, stop)
         self._again = Taking(decoder, None, stop)
         self._figures = Figures(telemetry.meter(settings, NAME), self.core, self._quarantine)
-        self._assemblies: list[tuple[Assembly, int]] = []
         self._committed: dict[Position, int] = {}
 
     def close(self) -> None:
@@ -74,21 +71,31 @@ class Shell:
     # --- records in
 
     async def take(self, messages: Iterable[Raw]) -> None:
-        """Adds records in order; those of partitions not held, or read before, are passed over."""
+        """Adds records in order; those of partitions not held, or read before, are passed over.
+
+        A partition that is lost on the way is passed over from there, though it be given again meanwhile: whoever takes
+        it over reads it anew, and a record taken from here would hide those before it.
+        """
+        parts = dict(self.core.partitions)
         for i, raw in enumerate(messages):
             if i % YIELD_EVERY == YIELD_EVERY - 1:
                 await asyncio.sleep(0)
-            part = self.core.partitions.get(raw.partition)
-            source = _source(raw.topic)
-            if part is None or raw.offset < part.held(source).position:
+            part = parts.get(raw.partition)
+            if part is None or not self._awaits(part, raw):
                 continue
             record = await self._taking.record_async(raw)
+            if not self._awaits(part, raw):
+                continue
             assert record is None or isinstance(record, SpanBatch | Reward)
-            message = Message(source, raw.partition, raw.offset, record)
+            message = Message(_source(raw.topic), raw.partition, raw.offset, record)
             if isinstance(record, SpanBatch):
                 self._no_calls.see(record)
             with bound(rollout_id=record and record.rollout_id, attempt_id=record and record.attempt_id):
                 self._carry_out(self.core.add(message, self._clock.now_ns()), raw)
+
+    def _awaits(self, part: Partition, raw: Raw) -> bool:
+        """Whether a record is still to be taken into a partition as it was assigned."""
+        return self.core.partitions.get(part.number) is part and raw.offset >= part.held(_source(raw.topic)).position
 
     def tick(self) -> None:
         """Emits what is due."""
@@ -100,7 +107,7 @@ class Shell:
         for output in outputs:
             match output:
                 case Attempt():
-                    self._outbox.send(output)
+                    self._outbox.send_first((output, _bare(output)))
                 case Emitted():
                     self._emit(output)
                 case Refused() if raw is not None:
@@ -121,31 +128,20 @@ class Shell:
                 output.trajectory.revision,
                 output.bound,
             )
-        for trajectory in (output.trajectory, without_rows(output.trajectory), without_calls(output.trajectory)):
-            try:
-                self._outbox.send(trajectory)
-            except RecordTooLarge as error:
-                log.warning("trajectory of %s is cut: %s", output.assembly.attempt_id, error)
-            else:
-                break
-        self._assemblies.append((output.assembly, output.partition))
+        self._outbox.send_first(_versions(output.trajectory))
+        self._outbox.remember(output.assembly, output.partition)
 
     async def settle(self) -> dict[Position, int]:
         """Waits until what was emitted is safe; returns the offsets that may now be committed and have moved.
 
-        Assemblies go last: one says that its attempt need not be read again, so nothing of it may still be under way.
+        One call at a time. Raises DeliveryFailed.
         """
         offsets = {
             (source, p.number): offset
             for p in self.core.partitions.values()
             for source, offset in p.committable().items()
         }
-        assemblies, self._assemblies = self._assemblies, []
-        await asyncio.to_thread(self._outbox.seal().wait, ACK_TIMEOUT_S)
-        for assembly, partition in assemblies:
-            self._outbox.send(assembly, partition)
-        if assemblies:
-            await asyncio.to_thread(self._outbox.seal().wait, ACK_TIMEOUT_S)
+        await self._outbox.settle()
         self._figures.tell(self._clock.now_ns(), self.ends)
         return {at: offset for at, offset in offsets.items() if self._committed.get(at) != offset}
 
@@ -177,11 +173,11 @@ class Shell:
                 if isinstance(assembly, Assembly):
                     assemblies[assembly.attempt_id] = assembly
 
-        if not await read(self.settings, {(ASSEMBLIES.name, partition): None}, remember, superseded):
+        if not await read(self.settings, NAME, {(ASSEMBLIES.name, partition): None}, remember, superseded):
             return False
         self.core.assign(partition, **committed, assemblies=assemblies.values())
         starts: dict[Position, int | None] = {(source, partition): committed[source] for source in SOURCES}
-        if not await read(self.settings, starts, self.take, superseded, self.ends.update):
+        if not await read(self.settings, NAME, starts, self.take, superseded, self.ends.update):
             self.revoke(partition)  # nobody would later: who is superseded does not hold it
             return False
         log.info(
@@ -211,36 +207,48 @@ class Shell:
                 starts[source, partition] = min(offsets)
         low = await asyncio.to_thread(_first_kept, self.settings, list(starts))
         lost = {
-            w.attempt_id
+            w.number
             for w in wanted
             if _gone(w.spans_offset, low.get(("spans", partition)))
             or _gone(w.rewards_offset, low.get(("rewards", partition)))
         }
         starts = {at: max(offset or 0, low[at]) for at, offset in starts.items()}
         keys = {w.rollout_id.encode() for w in wanted}
+        numbers = {w.number for w in wanted}
 
         async def restore(messages: Sequence[Raw]) -> None:
             for raw in messages:
                 if raw.key in keys:
-                    await self._restore(raw)
+                    await self._restore(raw, numbers)
 
-        await read(self.settings, starts, restore)
+        await read(self.settings, NAME, starts, restore)
         for w in wanted:
-            outputs = self.core.restored(w.attempt_id, self._clock.now_ns(), lost=w.attempt_id in lost)
+            outputs = self.core.restored(w, self._clock.now_ns(), lost=w.number in lost)
             self._carry_out(outputs, None)
 
-    async def _restore(self, raw: Raw) -> None:
+    async def _restore(self, raw: Raw, numbers: set[int]) -> None:
         source = _source(raw.topic)
         part = self.core.partitions.get(raw.partition)
         if part is None or raw.offset >= part.held(source).position:
             return
         record = await self._again.record_async(raw)
         if isinstance(record, SpanBatch | Reward):
-            self.core.restore(Message(source, raw.partition, raw.offset, record))
+            self.core.restore(Message(source, raw.partition, raw.offset, record), numbers)
 
 
 def _source(topic: str) -> Source:
     return "spans" if topic == SPANS.name else "rewards"
+
+
+def _versions(whole: Trajectory) -> Iterator[Trajectory]:
+    yield whole
+    yield without_rows(whole)
+    yield without_calls(whole)
+
+
+def _bare(attempt: Attempt) -> Attempt:
+    """An event whose texts and pins do not fit its topic, which takes less than `spans`."""
+    return replace(attempt, reason=short(attempt.reason), error_type=short(attempt.error_type), pins={})
 
 
 def _gone(offset: int | None, low: int | None) -> bool:
@@ -253,39 +261,3 @@ def _first_kept(settings: Settings, positions: Sequence[Position]) -> dict[Posit
         return {at: reader.watermarks(at)[0] for at in positions}
     finally:
         reader.close()
-
-
-def never() -> bool:
-    """Reading that nothing supersedes."""
-    return False
-
-
-def untold(ends: Mapping[Position, int]) -> None:
-    """For reading whose ends nobody asks for."""
-    del ends
-
-
-async def read(
-    settings: Settings,
-    starts: Mapping[Position, int | None],
-    handle: Callable[[Sequence[Raw]], Awaitable[None]],
-    superseded: Callable[[], bool] = never,
-    tell: Callable[[Mapping[Position, int]], None] = untold,
-) -> bool:
-    """Reads partitions from offsets (None = the first kept) to the end they have now; False where superseded before.
-
-    `tell` is told the ends. Raises DataLost.
-    """
-    reader = Reader(settings, NAME)
-    try:
-        offsets = {at: OFFSET_BEGINNING if offset is None else offset for at, offset in starts.items()}
-        await asyncio.to_thread(reader.assign, offsets)
-        ends = await asyncio.to_thread(reader.ends)
-        tell(ends)
-        while not reader.reached(ends):
-            if superseded():
-                return False
-            await handle(await asyncio.to_thread(reader.poll, SLICE, POLL_S))
-        return True
-    finally:
-        await asyncio.to_thread(reader.close)

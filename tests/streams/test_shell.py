@@ -1,0 +1,90 @@
+"""The assembler's shell by itself: which records it takes while partitions come and go, and what it sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+
+import pytest
+from events import batch, end, span
+
+from spanloop.infra.kafka import Message
+from spanloop.infra.producer import OnDelivery, Producer
+from spanloop.infra.settings import Settings
+from spanloop.infra.taking import Taking
+from spanloop.schemas.records import Attempt, SpanBatch
+from spanloop.schemas.topics import Record
+from spanloop.streams.shell import Shell
+from spanloop.streams.texts import TEXT_MAX
+
+NUMBER = 0
+
+
+@pytest.fixture
+def shell(embedded_settings: Settings) -> Generator[Shell]:
+    made = Shell(embedded_settings)
+    made.core.assign(NUMBER, spans=5, rewards=0)
+    yield made
+    made.close()
+
+
+def raw(offset: int) -> Message:
+    return Message("spans", NUMBER, offset, b"ro-1", b"")
+
+
+def lost(shell: Shell) -> None:
+    shell.revoke(NUMBER)
+
+
+def given_again(shell: Shell) -> None:
+    shell.revoke(NUMBER)
+    shell.core.assign(NUMBER, spans=2, rewards=0)
+
+
+def read_by_another(shell: Shell) -> None:
+    shell.core.partitions[NUMBER].spans.read(6)
+
+
+@pytest.mark.parametrize(("change", "next_offset"), [(lost, None), (given_again, 2), (read_by_another, 7)])
+def test_a_partition_that_changes_hands_while_a_record_waits_is_read_on_by_who_has_it(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, change: Callable[[Shell], None], next_offset: int | None
+) -> None:
+    async def play() -> None:
+        waits, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def record_async(*_: object) -> SpanBatch:
+            waits.set()
+            await goes_on.wait()
+            return batch(span("s1"))
+
+        monkeypatch.setattr(Taking, "record_async", record_async)
+        taking = asyncio.ensure_future(shell.take([raw(5), raw(6)]))
+        await waits.wait()
+        change(shell)
+        goes_on.set()
+        await taking
+
+    asyncio.run(play())
+    assert shell.core.attempts == {}
+    assert (shell.positions(NUMBER)["spans"] if NUMBER in shell.core.partitions else None) == next_offset
+
+
+def test_an_end_that_is_too_long_for_attempts_is_told_in_short(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, send = list[Record](), Producer.send
+
+    def sent(
+        self: Producer, record: Record, *, partition: int | None = None, on_delivery: OnDelivery | None = None
+    ) -> None:
+        send(self, record, partition=partition, on_delivery=on_delivery)
+        told.append(record)
+
+    async def record_async(*_: object) -> SpanBatch:
+        return batch(begin=True, end=end(reason="a" + "y" * 2_000_000))
+
+    monkeypatch.setattr(Producer, "send", sent)
+    monkeypatch.setattr(Taking, "record_async", record_async)
+    asyncio.run(shell.take([raw(5)]))
+    (reason,) = [r.reason for r in told if isinstance(r, Attempt) and r.status == "ended"]
+    assert reason is not None
+    assert reason.startswith("ay")
+    assert len(reason) < 2 * TEXT_MAX
