@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from ..schemas.records import Attempt, Decision, Resource, Task, Worker
 from . import controller_records as make
-from .controller_actions import fail_empty, register
+from .controller_actions import fail_empty, open_group, register
 from .controller_dispatch import dispatch
 from .controller_limits import why_invalid
 from .controller_orders import bound_run, cancel_some, forget_worker, obey, see_drain
 from .controller_queue import Trainer
-from .controller_state import ControllerPolicy, ControllerState, Out, WorkerView, after
+from .controller_state import CHANGES_A_TICK, ControllerPolicy, ControllerState, Out, WorkerView, after
 from .controller_table import apply
 
 __all__ = [
@@ -71,9 +71,9 @@ def step(state: ControllerState, event: Event, now_ns: int) -> list[Out]:
         case Refused():
             _refuse(state, event.task, event.reason, now_ns)
         case Decision():
-            _decision(state, event)
+            _decision(state, event, now_ns)
         case Resource():
-            _resource(state, event, now_ns)
+            _resource(state, event)
         case Placed():
             view = state.workers.get(event.worker_id)
             if view is not None and event.attempt_id in view.given:
@@ -104,11 +104,10 @@ def _refuse(state: ControllerState, task: Task, reason: str, now_ns: int) -> Non
     fail_empty(state, live, reason, now_ns)
 
 
-def _decision(state: ControllerState, decision: Decision) -> None:
-    run = state.runs.get(decision.run_id)
-    if run is not None:
-        run.decide(decision.group_id)
-        state.forget_run(decision.run_id)
+def _decision(state: ControllerState, decision: Decision, now_ns: int) -> None:
+    state.decide(decision.run_id, decision.group_id, min(now_ns, decision.at_ns or now_ns))
+    open_group(state, state.run_of(decision.run_id), decision.group_id)
+    state.forget_decisions(now_ns)
 
 
 def _attempt(state: ControllerState, event: Attempt, now_ns: int) -> None:
@@ -158,32 +157,49 @@ def _slots(state: ControllerState, beat: Worker, now_ns: int) -> None:
     see_drain(state, view)
 
 
-def _resource(state: ControllerState, resource: Resource, now_ns: int) -> None:
+def _resource(state: ControllerState, resource: Resource) -> None:
     name = resource.name
     state.versions.setdefault(name, set()).add(resource.version)
     state.newest[name] = max(resource.version, state.newest.get(name, resource.version))
     if resource.kind == "policy":
         state.policies.add(name)
-    for rollout_id in sorted(state.waiting.pop(name, ())):
-        live = state.live.get(rollout_id)
-        if live is not None:
-            apply(state, live, "wake", None, now_ns)
+    state.waking.extend(sorted(state.waiting.pop(name, ())))
 
 
 def _tick(state: ControllerState, now_ns: int) -> None:
+    overdue = _fire(state, now_ns)
+    state.sweep_timers()
+    _wake_some(state, now_ns)
+    cancel_some(state, now_ns)
+    if not overdue:  # else it may be over for what would be given out
+        dispatch(state, now_ns)
+    state.out += [make.rollout(live, state.epoch) for live in state.dirty.values()]
+    state.dirty = {}
+
+
+def _fire(state: ControllerState, now_ns: int) -> bool:
+    """Does what is due, so far as one tick should; whether more is."""
+    left = CHANGES_A_TICK
     while state.timers and state.timers[0][0] <= now_ns:
+        if not left:
+            return True
         _, _, kind, who, attempt_id = heapq.heappop(state.timers)
         if kind == "worker_due":
             _worker_due(state, who, now_ns)
             continue
         live = state.live.get(who)
         if live is not None and (kind == "expire_due" or live.attempt_id == attempt_id):
+            left -= 1
             apply(state, live, kind, None, now_ns)
-    state.sweep_timers()
-    cancel_some(state, now_ns)
-    dispatch(state, now_ns)
-    state.out += [make.rollout(live, state.epoch) for live in state.dirty.values()]
-    state.dirty = {}
+    return False
+
+
+def _wake_some(state: ControllerState, now_ns: int) -> None:
+    """Queues again what a resource came for, so far as one tick should."""
+    for _ in range(min(CHANGES_A_TICK, len(state.waking))):
+        live = state.live.get(state.waking.popleft())
+        if live is not None:
+            apply(state, live, "wake", None, now_ns)
 
 
 def _worker_due(state: ControllerState, worker_id: str, now_ns: int) -> None:

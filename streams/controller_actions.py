@@ -6,8 +6,9 @@ from ..schemas.records import Attempt, EndStatus, RolloutStatus, Task
 from ..schemas.retry import NOT_A_TRY, is_final
 from . import controller_records as make
 from .controller_limits import INVALID_TASK, doubled, why_invalid
-from .controller_queue import group_of
+from .controller_queue import Run, group_of
 from .controller_state import ControllerState, Live, after
+from .texts import short
 
 Cause = Task | Attempt | None  # None: a timer
 STATUS_OF: dict[EndStatus, RolloutStatus] = {"succeeded": "succeeded", "cancelled": "cancelled"}  # else failed
@@ -20,12 +21,25 @@ def enqueue(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> No
     if live.paused or live.not_before_ns > now_ns:
         dequeue(state, live)
         return
-    if live.ticket:
-        return
+    if not live.ticket:
+        _push(state, live)
+
+
+def _push(state: ControllerState, live: Live) -> None:
     task, run = live.task, state.run_of(live.task.run_id)
     live.ticket = state.next()
     age = run.groups[group_of(task)].age
     run.push(task, (-task.priority, age, task.sample, live.ticket, live.id))
+
+
+def open_group(state: ControllerState, run: Run, name: str) -> None:
+    """The other members of a group that is started or decided no longer wait for credit."""
+    group = run.groups.get(name)
+    for rollout_id in group.open if group is not None else ():
+        live = state.live[rollout_id]
+        if live.ticket:
+            dequeue(state, live)
+            _push(state, live)
 
 
 def dequeue(state: ControllerState, live: Live) -> None:
@@ -136,7 +150,7 @@ def _deadline(live: Live, own_ns: int) -> int:
 def _close(state: ControllerState, live: Live, status: EndStatus, reason: str, now_ns: int) -> None:
     """The attempt goes to closing; its end marker follows the transaction."""
     live.attempt_status = "closing"
-    live.closing, live.reason, live.closed_ns, live.marks = status, reason, now_ns, 0
+    live.closing, live.reason, live.closed_ns, live.marks = status, short(reason), now_ns, 0
     state.dirty[live.id] = live
     state.out.append(make.attempt(live, state.epoch, now_ns))
     if live.worker_id is not None:
@@ -200,7 +214,7 @@ def ended(state: ControllerState, live: Live, cause: Cause, now_ns: int) -> None
     outcome: EndStatus = cause.outcome or "failed"
     number, cancelled = live.tries + 1, live.closing == "cancelled"
     _release(state, live, by_worker=outcome != live.closing)
-    live.error_type, live.reason = cause.error_type, cause.reason
+    live.error_type, live.reason = short(cause.error_type), short(cause.reason)
     live.tries += outcome not in NOT_A_TRY and live.worker_id is not None
     if cause.final:
         _finish(state, live, outcome, now_ns)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from ..infra.clock import NS_PER_S
 from ..schemas.records import Task
-from .controller_actions import dequeue, enqueue
+from .controller_actions import dequeue, open_group
 from .controller_queue import Bucket, Entry, Run, group_of
-from .controller_state import ControllerState, Live
+from .controller_state import CHANGES_A_TICK, ControllerState, Live
 from .controller_table import apply
+from .texts import short
 
 Labels = frozenset[str]
 
@@ -21,6 +22,7 @@ class _Round:
 
     state: ControllerState
     now_ns: int
+    waits: int = 0  # rollouts found to wait for a resource
     fitting: dict[Labels, list[tuple[int, str]]] = field(default_factory=dict[Labels, "list[tuple[int, str]]"])
 
     def worker(self, needs: Labels) -> str | None:
@@ -60,7 +62,7 @@ def dispatch(state: ControllerState, now_ns: int) -> None:
 
 
 def _serve(turn: _Round, run: Run) -> bool:
-    """Gives out one rollout of a run; False if none can go out."""
+    """Gives out one rollout of a run; False if none can go out, or too many were found to wait for one tick."""
     state = turn.state
     bound = run.bound(turn.now_ns, int(state.policy.trainer_silent_s * NS_PER_S))
     while (found := _choose(turn, run, bound)) is not None:
@@ -69,7 +71,10 @@ def _serve(turn: _Round, run: Run) -> bool:
         pins = _resolve(state, live.task)
         if isinstance(pins, str):
             _wait(state, live, pins)
-            continue
+            turn.waits += 1
+            if turn.waits < CHANGES_A_TICK:
+                continue
+            return False
         _give(turn, run, live, worker_id, pins)
         return True
     return False
@@ -124,7 +129,8 @@ def _resolve(state: ControllerState, task: Task) -> dict[str, int | None] | str:
 def _wait(state: ControllerState, live: Live, resource: str) -> None:
     dequeue(state, live)
     wanted = live.task.pins[resource]
-    live.reason = f"waits for resource {resource!r}" + (f" version {wanted}" if wanted is not None else "")
+    version = f" version {wanted}" if wanted is not None else ""
+    live.reason = short(f"waits for resource {resource!r}{version}")
     state.waiting.setdefault(resource, set()).add(live.id)
     state.dirty[live.id] = live
 
@@ -138,13 +144,4 @@ def _give(turn: _Round, run: Run, live: Live, worker_id: str, pins: dict[str, in
     state.workers[worker_id].given[live.attempt_id or ""] = None
     state.refresh(worker_id)
     if task.mode == "train" and run.start(task):
-        _open_group(state, run, group_of(task), turn.now_ns)
-
-
-def _open_group(state: ControllerState, run: Run, name: str, now_ns: int) -> None:
-    """A started group's other members no longer wait for credit."""
-    for rollout_id in run.groups[name].open:
-        live = state.live[rollout_id]
-        if live.ticket:
-            dequeue(state, live)
-            enqueue(state, live, None, now_ns)
+        open_group(state, run, group_of(task))

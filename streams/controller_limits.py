@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
+from typing import Any
 
 from ..schemas.records import Limits, Task
+from ..schemas.topics import ASSIGNMENTS
 from .controller_state import LONGEST_S
+from .texts import TEXT_MAX
 
 # Action or mode of a task that this version does not know, or limits that allow nothing.
 INVALID_TASK = "invalid_task"
@@ -13,6 +17,11 @@ POSITIVE = ("timeout_s", "unresponsive_s", "claim_s", "rollout_timeout_s")
 NOT_NEGATIVE = ("backoff_s", "backoff_max_s")
 # 2 to this power is past every maximum; more would overflow a float after a day of repeats.
 MOST_DOUBLINGS = 40
+# A task travels on inside an assignment and a rollout, each with ids and texts of its own, and with its pins resolved.
+TASK_MAX_BYTES = ASSIGNMENTS.max_bytes - 64 * 1024
+PIN_BYTES = 16  # of one pin beside its name
+ID_MAX = 1000  # characters; an id is written up to three times in one record
+_PLAIN = Task("", "")
 
 
 def doubled(first_s: float, times: int, most_s: float) -> float:
@@ -29,6 +38,29 @@ def why_invalid(task: Task) -> str | None:
     if not math.isfinite(task.credit.gamma):
         return f"credit.gamma is {task.credit.gamma}, expected a finite number"
     return why_impossible(task.limits)
+
+
+def why_long(name: str, value: str) -> str | None:
+    """Why an id cannot be written into further records; None if it can."""
+    return None if len(value) <= ID_MAX else f"{name} has {len(value)} characters, expected at most {ID_MAX}"
+
+
+def why_too_large(task: Task, size: int) -> str | None:
+    """Why a task of so many bytes cannot be handed on; None if it can."""
+    carried = size + sum(len(name.encode()) + PIN_BYTES for name in task.pins)
+    if carried <= TASK_MAX_BYTES:
+        return None
+    return (
+        f"the task has {carried} bytes with its pins resolved, at most {TASK_MAX_BYTES} can be handed on; off-load its "
+        "input"
+    )
+
+
+def without_long(task: Task) -> Task:
+    """A task that is too large, without what makes it so; its ids are bounded by `why_long`."""
+    task = replace(task, limits=replace(task.limits, retry_on=[]))
+    found: dict[str, Any] = {f.name: getattr(_PLAIN, f.name) for f in fields(Task)}
+    return replace(task, **{n: v for n, v in found.items() if len(str(getattr(task, n))) > TEXT_MAX})
 
 
 def why_impossible(limits: Limits) -> str | None:

@@ -14,20 +14,21 @@ from dataclasses import replace
 
 from ..schemas.orders import ALL_WORKERS, ORDER_KEY
 from ..schemas.records import Rollout, Task
+from .controller_limits import why_long
 from .controller_queue import Run
-from .controller_state import Cancelling, ControllerState, WorkerView
+from .controller_state import CHANGES_A_TICK, Cancelling, ControllerState, WorkerView
 from .controller_table import apply
 
 RUN_KEY = f"{ORDER_KEY}run/"
 WORKER_KEY = f"{ORDER_KEY}worker/"
-# A run of 100,000 is cancelled over as many ticks as keep each transaction short.
-CANCELS_A_TICK = 1000
 
 
 def why_refused(task: Task) -> str | None:
     """Why a task can be neither run nor obeyed and has no rollout to fail; None if it can. For dead letters."""
     if task.rollout_id.startswith(ORDER_KEY):
         return f"rollout_id {task.rollout_id!r}: ids that begin with {ORDER_KEY!r} are kept for orders that stand"
+    if (wrong := why_long("rollout_id", task.rollout_id) or why_long("run_id", task.run_id)) is not None:
+        return wrong
     if task.action != "limit":
         return None
     if task.rollout_id != task.run_id:
@@ -82,7 +83,7 @@ def _order_run(state: ControllerState, order: Task) -> None:
 
 def cancel_some(state: ControllerState, now_ns: int) -> None:
     """Goes on with runs that are being cancelled, so far as one tick should."""
-    left = CANCELS_A_TICK
+    left = CHANGES_A_TICK
     for run_id, cancelling in list(state.cancelling.items()):
         while cancelling.waiting and left:
             live = state.live.get(cancelling.waiting.popleft())

@@ -73,7 +73,7 @@ class Run:
     served: int = 0  # when it was last served, for the round
     groups: dict[str, Group] = field(default_factory=dict[str, Group])
     started: dict[str, int] = field(default_factory=dict[str, int])  # train group -> rollouts it holds of the credit
-    closed: set[str] = field(default_factory=set[str])  # decided groups that still have open rollouts
+    closed: set[str] = field(default_factory=set[str])  # decided groups, as long as `ControllerState.decided` tells
     outstanding: int = 0  # sum of `started`
     trainers: dict[str, Trainer] = field(default_factory=dict[str, Trainer])
     paused: bool = False  # by an order for the whole run
@@ -115,10 +115,9 @@ class Run:
         group.open.discard(task.rollout_id)
         if not group.open:
             del self.groups[name]
-            self.closed.discard(name)
 
     def gated(self, task: Task) -> bool:
-        """True for a task that must wait for credit: of mode train, its group not started."""
+        """True for a task that must wait for credit: of mode train, its group neither started nor decided."""
         name = group_of(task)
         return task.mode == "train" and name not in self.started and name not in self.closed
 
@@ -132,10 +131,9 @@ class Run:
         return True
 
     def decide(self, group_id: str) -> None:
-        """A closed group gives its credit back; members that come later take none."""
+        """A closed group gives its credit back; members that come later take none, for no decision follows on them."""
         self.outstanding -= self.started.pop(group_id, 0)
-        if group_id in self.groups:
-            self.closed.add(group_id)
+        self.closed.add(group_id)
 
     def bound(self, now_ns: int, silent_ns: int) -> int | None:
         """How many rollouts may be outstanding; null = any number."""
@@ -150,4 +148,4 @@ class Run:
     @property
     def idle(self) -> bool:
         """True when forgetting it loses nothing."""
-        return not (self.open or self.started or self.trainers or self.ordered)
+        return not (self.open or self.started or self.closed or self.trainers or self.ordered)

@@ -10,11 +10,8 @@ from ..schemas.records import Rollout
 from . import controller_records as make
 from .controller_actions import mark, set_expiry, watch
 from .controller_orders import load_order, recover_cancels
-from .controller_state import ControllerState, Live, after
+from .controller_state import DECISIONS_KEPT_S, ControllerState, Live, after
 from .controller_table import apply
-
-# Decisions are kept for 7 days; older groups can no longer be told open from closed, and hold no credit.
-DECISIONS_KEPT_S = 7 * 24 * 3600.0
 
 
 def load(state: ControllerState, record: Rollout, now_ns: int) -> None:

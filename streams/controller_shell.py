@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -26,8 +25,9 @@ from ..infra.telemetry import Counters
 from ..schemas.errors import InvalidRecord, SpanloopError, Unavailable
 from ..schemas.records import Attempt, Decision, Resource, Task, Worker
 from ..schemas.serde import Decoder
-from ..schemas.topics import ASSIGNMENTS, ATTEMPTS, DECISIONS, RESOURCES, TASKS, WORKERS
-from .controller import ControllerPolicy, ControllerState, Event, Refused
+from ..schemas.topics import ATTEMPTS, DECISIONS, RESOURCES, TASKS, WORKERS
+from .controller import ORDERS, ControllerPolicy, ControllerState, Event, Refused
+from .controller_limits import why_long, why_too_large, without_long
 from .controller_orders import why_refused
 from .controller_term import Term
 
@@ -38,8 +38,6 @@ INPUTS = (TASKS, ATTEMPTS, WORKERS, DECISIONS, RESOURCES)
 TICK_S = 0.02
 TICK_EVENTS = 1000
 DRAIN_S = 0.002  # after the first message, what came with it is waited for so long
-# A task travels on inside an assignment and a rollout, each with fields of its own.
-TASK_MAX_BYTES = ASSIGNMENTS.max_bytes - 64 * 1024
 START_OVER_PAUSE_S = 0.5
 # Terms in a row that ended without one committed batch, after which trouble is not passing.
 MAX_LOST_TERMS = 5
@@ -160,16 +158,17 @@ class ControllerService:
 
 
 def _check(record: object) -> None:
-    if isinstance(record, Task) and (wrong := why_refused(record)) is not None:
+    wrong = why_refused(record) if isinstance(record, Task) else None
+    if isinstance(record, Worker):
+        wrong = why_long("worker_id", record.worker_id)
+    if wrong is not None:
         raise InvalidRecord("unsupported", wrong)
 
 
 def _event(record: object, size: int) -> Event | None:
-    if isinstance(record, Task) and size > TASK_MAX_BYTES:
-        bare = replace(record, input="null", metadata={})
-        return Refused(
-            bare, f"the task has {size} bytes, at most {TASK_MAX_BYTES} can be handed on; off-load its input"
-        )
+    if isinstance(record, Task) and (wrong := why_too_large(record, size)) is not None:
+        bare = without_long(record)
+        return bare if bare.action in ORDERS else Refused(bare, wrong)
     return record if isinstance(record, (Task, Attempt, Worker, Decision, Resource)) else None
 
 

@@ -35,6 +35,10 @@ LONGEST_S = 1e9
 # Timers that no longer apply are swept once they outnumber what is open by so much.
 TIMERS_SPARE = 1000
 TIMERS_EACH = 4
+# Decisions are kept for 7 days; older groups can no longer be told open from closed, and hold no credit.
+DECISIONS_KEPT_S = 7 * 24 * 3600.0
+# What one order, resource or outage changes in 100,000 rollouts takes as many ticks as keep transactions short.
+CHANGES_A_TICK = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,8 @@ class ControllerState:
     newest: dict[str, int] = field(default_factory=dict[str, int])
     policies: set[str] = field(default_factory=set[str])  # resources of kind policy
     waiting: dict[str, set[str]] = field(default_factory=dict[str, set[str]])  # resource -> rollouts that wait for it
+    waking: deque[str] = field(default_factory=deque[str])  # those whose resource has come, not yet queued again
+    decided: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])  # (run, group) -> when
     drained: set[str] = field(default_factory=set[str])  # workers' ids and names by order; "*" is all of them
     cancelling: dict[str, Cancelling] = field(default_factory=dict[str, "Cancelling"])  # runs
     timers: list[Timer] = field(default_factory=list[Timer])
@@ -228,6 +234,22 @@ class ControllerState:
         if found is None:
             found = self.runs[run_id] = Run()
         return found
+
+    def decide(self, run_id: str, group_id: str, at_ns: int) -> None:
+        """Notes that a group is closed, known or not: members of it may still come."""
+        self.run_of(run_id).decide(group_id)
+        self.decided.pop((run_id, group_id), None)
+        self.decided[run_id, group_id] = at_ns
+
+    def forget_decisions(self, now_ns: int) -> None:
+        """Drops those that a restart would no longer find."""
+        while self.decided:
+            (run_id, group_id), at_ns = next(iter(self.decided.items()))
+            if after(at_ns, DECISIONS_KEPT_S) > now_ns:
+                return
+            del self.decided[run_id, group_id]
+            self.run_of(run_id).closed.discard(group_id)
+            self.forget_run(run_id)
 
     def forget_run(self, run_id: str) -> None:
         """Drops a run that holds nothing any more."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from controller_rig import SECOND
 
-from spanloop.schemas.records import Assignment, Attempt, AttemptEnd, Rollout, SpanBatch, Task, Worker
+from spanloop.schemas.records import Assignment, Attempt, AttemptEnd, Decision, Rollout, SpanBatch, Task, Worker
 from spanloop.streams.controller import Event, Out, Tick
 
 HANDED_BACK = ("unclaimed", "returned")
@@ -68,6 +68,7 @@ class Reference:
     paused_runs: set[str] = field(default_factory=set[str])
     bounds: dict[str, int | None] = field(default_factory=dict[str, "int | None"])
     drained: set[str] = field(default_factory=set[str])
+    decided: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     draining: bool = False
 
     def see(self, item: Event | Out) -> None:
@@ -79,6 +80,8 @@ class Reference:
                 self._ordered(item)
             case Worker():
                 self._heard(item)
+            case Decision():
+                self.decided.add((item.run_id, item.group_id))
             case Attempt(status="running"):
                 self._begun(item)
             case Attempt(status="ended"):
@@ -186,6 +189,11 @@ class Reference:
         """Attempts of a run that a worker was given and that have not ended."""
         cases = [c for c in self.cases.values() if c.task.run_id == run_id and not c.nobody]
         return sum(c.state in ("out", "closing") for c in cases)
+
+    def holding_credit(self, run_id: str) -> int:
+        """Groups of one that a worker was given something of to train on, and that no trainer has decided."""
+        tasks = [c.task for c in self.cases.values() if c.given and c.task.mode == "train" and c.task.run_id == run_id]
+        return len({(run_id, task.group_id or task.rollout_id) for task in tasks} - self.decided)
 
     def _closed(self, rollout_id: str, attempt_id: str, end: AttemptEnd) -> None:
         case = self.cases[rollout_id]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from spanloop.schemas.records import Attempt, EndStatus, Limits, Rollout, Task, Worker
+from spanloop.schemas.records import Attempt, Decision, EndStatus, Limits, Rollout, Task, Worker
 from spanloop.streams.controller import ControllerState, Event, Out, Tick, step
 from spanloop.streams.controller_recover import load, recover, settle
 
@@ -65,14 +65,14 @@ class Play:
         self.state = restarted(self.rollouts.values(), self.now, Worker("wo-1", slots=4))
 
 
-def restarted(rollouts: Iterable[Rollout], now: int, *beats: Worker) -> ControllerState:
-    """A new controller that has read `rollouts` and these heartbeats."""
+def restarted(rollouts: Iterable[Rollout], now: int, *again: Worker | Decision) -> ControllerState:
+    """A new controller that has read `rollouts` and these heartbeats and decisions."""
     state = fresh(0, since=100)
     for record in rollouts:
         load(state, record, now)
     recover(state, 5, now)
-    for beat in beats:
-        step(state, beat, now)
+    for record in again:
+        step(state, record, now)
     settle(state)
     return state
 

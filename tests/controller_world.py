@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from controller_rig import SECOND, T0
 
-from spanloop.schemas.records import Assignment, Attempt, AttemptEnd, Rollout, SpanBatch, Worker
+from spanloop.schemas.records import Assignment, Attempt, AttemptEnd, Decision, Rollout, SpanBatch, Worker
 from spanloop.schemas.retry import is_final
 from spanloop.schemas.spans import EndStatus
 from spanloop.streams.controller import ControllerPolicy, ControllerState, Event, Out, Placed, Tick, step
@@ -37,6 +37,7 @@ class World:
     told: list[str] = field(default_factory=list[str])  # attempts that their worker was told to stop
     decided: dict[str, Attempt] = field(default_factory=dict[str, Attempt])  # what each first marker says
     events: list[Attempt] = field(default_factory=list[Attempt])  # said by the assembler, not yet delivered
+    decisions: list[Decision] = field(default_factory=list[Decision])
     placed: list[Placed] = field(default_factory=list[Placed])
     offset: int = -1
     seen: int = -1
@@ -128,6 +129,13 @@ class World:
         elif self.running:
             del self.running[sorted(self.running)[n % len(self.running)]]
 
+    # --- the trainer
+
+    def decide(self, run_id: str, group_id: str) -> None:
+        """A group is closed, whatever of it is still to come."""
+        self.decisions.append(Decision("tr-1", 1, run_id, group_id, at_ns=self.now))
+        self.send(self.decisions[-1])
+
     # --- the log and time
 
     def deliver(self, n: int) -> None:
@@ -161,7 +169,8 @@ class World:
         recover(self.state, self.now, self.now)
         beat = self._heartbeat()
         self.watch(beat)
-        step(self.state, beat, self.now)
+        for record in (beat, *self.decisions):
+            step(self.state, record, self.now)
         settle(self.state)
         self.send()
 

@@ -1,59 +1,15 @@
-"""Who gets what next: slots, fairness, priority, groups, credit, pins, labels."""
+"""Who gets what next: slots, fairness, priority, groups, pins, labels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import pytest
-from controller_rig import SECOND, T0, restarted
+from controller_rig import SECOND, restarted
+from dispatch_rig import Play, group, tasks, worker
 
-from spanloop.schemas.records import Assignment, Attempt, Decision, Limits, Resource, Rollout, SpanBatch, Task, Worker
-from spanloop.streams.controller import ControllerState, Event, Out, Placed, Tick, step
-
-
-@dataclass
-class Play:
-    """A controller at a time that moves only when told to."""
-
-    state: ControllerState = field(default_factory=ControllerState)
-    now: int = T0
-    out: list[Out] = field(default_factory=list[Out])
-    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
-    attempts: dict[str, str] = field(default_factory=dict[str, str])  # rollout -> its latest attempt
-
-    def do(self, *events: Event) -> list[str]:
-        """One batch of events; the rollouts given out, in order."""
-        self.out = [r for e in (*events, Tick()) for r in step(self.state, e, self.now)]
-        self.rollouts |= {r.rollout_id: r for r in self.out if isinstance(r, Rollout)}
-        given = [r for r in self.out if isinstance(r, Assignment) and r.action == "run" and r.task]
-        self.attempts |= {r.task.rollout_id: r.attempt_id for r in given if r.task}
-        return [r.task.rollout_id for r in given if r.task]
-
-    def orders(self) -> list[Assignment]:
-        return [r for r in self.out if isinstance(r, Assignment) and r.action == "run"]
-
-    def finish(self, *rollout_ids: str) -> list[str]:
-        return self.do(*(Attempt(r, self.attempts[r], "ended", outcome="succeeded", final=True) for r in rollout_ids))
-
-
-def worker(slots: int, name: str = "wo-1", *, seen: int = -1, running: tuple[str, ...] = ()) -> Worker:
-    return Worker(name, slots=slots, last_assignment_offset=seen, running=list(running))
-
-
-def tasks(count: int, run: str = "run", **changes: object) -> list[Task]:
-    plain = Task(rollout_id="", run_id=run, mode="val")
-    return [
-        replace(plain, **({"rollout_id": f"{run}-{i}"} | changes))  # pyright: ignore[reportArgumentType]  # names checked by replace
-        for i in range(count)
-    ]
-
-
-def group(name: str, size: int) -> list[Task]:
-    return [Task(f"{name}-{i}", "run", group_id=name, sample=i, group_size=size, mode="train") for i in range(size)]
-
-
-def trainer(credit: int | None, *, alive: bool = True) -> Worker:
-    return Worker("tr-1", role="trainer", run_id="run", credit=credit, alive=alive)
+from spanloop.schemas.records import Attempt, Resource, Rollout, SpanBatch, Task, Worker
+from spanloop.streams.controller import Placed
+from spanloop.streams.controller_state import CHANGES_A_TICK
 
 
 def test_no_more_is_given_than_there_are_slots_and_an_end_frees_one_at_once() -> None:
@@ -151,67 +107,6 @@ def test_requirements_must_be_among_the_workers_labels() -> None:
     assert play.do(Worker("wo-2", slots=1, labels=["gpu", "eu"])) == ["run-0"]
 
 
-def test_credit_bounds_the_train_rollouts_of_groups_that_are_not_closed() -> None:
-    play = Play()
-    play.do(worker(100), trainer(8))
-    assert play.do(*group("a", 4), *group("b", 4), *group("c", 4)) == [f"{g}-{i}" for g in "ab" for i in range(4)]
-    assert play.finish("a-0", "a-1", "a-2", "a-3") == []
-    assert play.do(Decision("tr-1", 1, "run", "a")) == ["c-0", "c-1", "c-2", "c-3"]
-    assert play.do(Decision("tr-1", 1, "run", "a")) == []
-
-
-def test_a_group_that_does_not_fit_the_credit_left_waits_as_a_whole() -> None:
-    play = Play()
-    play.do(worker(100), trainer(6))
-    assert play.do(*group("a", 4), *group("b", 4)) == ["a-0", "a-1", "a-2", "a-3"]
-    assert play.do(Decision("tr-1", 1, "run", "a")) == ["b-0", "b-1", "b-2", "b-3"]
-
-
-def test_a_group_larger_than_the_whole_credit_goes_alone() -> None:
-    play = Play()
-    play.do(worker(100), trainer(2))
-    assert play.do(*group("a", 4), *group("b", 4)) == ["a-0", "a-1", "a-2", "a-3"]
-
-
-def test_members_of_a_started_group_and_other_modes_do_not_wait_for_credit() -> None:
-    play = Play()
-    play.do(worker(2), trainer(4))
-    play.do(*group("a", 4), *group("b", 4), *tasks(1, rollout_id="val-0"))
-    assert set(play.finish("a-0")) == {"a-2"}
-    assert play.do(worker(100)) == ["a-3", "val-0"]
-
-
-def test_a_retry_takes_no_further_credit() -> None:
-    play = Play()
-    play.do(worker(100), trainer(1))
-    task = replace(group("a", 1)[0], limits=Limits(max_attempts=2, backoff_s=0))
-    play.do(task)
-    lost = Attempt("a-0", play.attempts["a-0"], "ended", outcome="unresponsive", failure_class="infra")
-    assert play.do(lost) == ["a-0"]
-
-
-@pytest.mark.parametrize("beat", [trainer(None), trainer(4, alive=False)])
-def test_without_a_bound_or_a_trainer_everything_goes_out(beat: Worker) -> None:
-    play = Play()
-    play.do(worker(100), trainer(4), beat)
-    assert len(play.do(*group("a", 4), *group("b", 4))) == 8
-
-
-def test_no_credit_holds_train_tasks_back() -> None:
-    play = Play()
-    play.do(worker(100), trainer(0))
-    assert play.do(*group("a", 4)) == []
-
-
-def test_credit_counts_across_a_restart_what_was_given_out_and_not_decided() -> None:
-    play = Play()
-    play.do(worker(100), trainer(8), *group("a", 4), *group("b", 4), *group("c", 4))
-    play.finish("a-0", "a-1", "a-2", "a-3")
-    after = Play(restarted(play.rollouts.values(), play.now, worker(100), trainer(8)))
-    assert after.do() == []
-    assert after.do(Decision("tr-1", 1, "run", "a")) == ["c-0", "c-1", "c-2", "c-3"]
-
-
 def test_slots_count_across_a_restart_what_was_given_out_and_not_ended() -> None:
     play = Play()
     play.do(worker(2), *tasks(3))
@@ -241,6 +136,29 @@ def test_a_pin_to_what_does_not_exist_yet_is_waited_for_without_holding_others_u
     assert play.do(Resource("prompt", 4, "prompt")) == []
     assert play.do(Resource("prompt", 3, "prompt")) == ["run-0"]
     assert [a.pins for a in play.orders()] == [{"prompt": 3}]
+
+
+def test_a_resource_that_thousands_wait_for_wakes_so_many_a_tick() -> None:
+    play, count = Play(), 2 * CHANGES_A_TICK + 500
+
+    def told() -> int:
+        return len([r for r in play.out if isinstance(r, Rollout)])
+
+    play.do(*tasks(count, pins={"prompt": 1}))
+    for waits in (CHANGES_A_TICK, 2 * CHANGES_A_TICK, count):
+        play.do(worker(1))
+        assert told() <= CHANGES_A_TICK
+        assert len(play.state.waiting["prompt"]) == waits
+    for given, queued in (["run-0"], CHANGES_A_TICK - 1), ([], 2 * CHANGES_A_TICK - 1), ([], count - 1):
+        assert play.do(*([] if not given else [Resource("prompt", 1, "prompt")])) == given
+        assert told() <= CHANGES_A_TICK + 1
+        assert play.state.runs["run"].queued == queued
+
+
+def test_a_run_whose_rollouts_wait_by_the_thousand_does_not_hold_up_another() -> None:
+    play = Play()
+    play.do(*tasks(CHANGES_A_TICK + 1, "big", pins={"prompt": 1}), *tasks(1, "small"))
+    assert play.do(worker(2)) == ["small-0"]
 
 
 def test_a_policys_pin_is_a_minimum() -> None:

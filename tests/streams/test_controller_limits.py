@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from controller_rig import SECOND, T0, Play, limits
 
 from spanloop.schemas.records import Assignment, Attempt, EndStatus, SpanBatch, Task, Worker
 from spanloop.streams.controller import ControllerState, Tick, step
 from spanloop.streams.controller_limits import doubled
-from spanloop.streams.controller_state import TIMERS_SPARE
+from spanloop.streams.controller_state import CHANGES_A_TICK, TIMERS_SPARE
 
 
 def end_of(play: Play) -> tuple[EndStatus, str | None, str | None, bool]:
@@ -80,6 +82,18 @@ def test_the_wait_between_tries_doubles_up_to_its_bound() -> None:
         assert play.get(Assignment) == []
         play.wait(0.01)
         assert [a.attempt_number for a in play.get(Assignment)] == [n + 1]
+
+
+def test_what_became_overdue_while_no_controller_ran_ends_over_several_ticks_and_none_of_it_is_given_out() -> None:
+    play, count = Play(), 2 * CHANGES_A_TICK + 500
+    play.do(Worker("wo-1", alive=False))
+    play.do(*(replace(limits(rollout_timeout_s=60.0), rollout_id=f"ro-{i}") for i in range(count)))
+    play.now += 3600 * SECOND
+    play.restart()
+    for closed in (CHANGES_A_TICK, CHANGES_A_TICK, 500):
+        play.do(Worker("wo-1", slots=4))
+        assert len(play.get(SpanBatch)) == closed
+        assert play.get(Assignment) == []
 
 
 def test_a_wait_that_was_doubled_for_days_is_still_a_number() -> None:

@@ -3,6 +3,8 @@ reference says, and every rollout ends with exactly one final attempt."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller_reference import Reference
 from controller_rig import SECOND
 from controller_world import POLICY, SLOTS, World
@@ -29,6 +31,7 @@ tasks = st.builds(
     rollout_timeout_s=st.sampled_from([None, 12.0]),
     run_concurrency=st.sampled_from([None, 1, 2]),
 )
+groups = st.sampled_from([None, "gr-1"])
 modes: st.SearchStrategy[Mode] = st.sampled_from(["train", "val"])
 
 
@@ -75,11 +78,15 @@ class Lifecycle(RuleBasedStateMachine):
         self.reference.now = self.world.now
         self.reference.see(item)  # pyright: ignore[reportArgumentType]  # an event or a record
 
-    @rule(name=names, limits=tasks, mode=modes, priority=st.integers(0, 1))
-    def ask(self, name: str, limits: Limits, mode: Mode, priority: int) -> None:
+    @rule(name=names, limits=tasks, mode=modes, priority=st.integers(0, 1), group=groups)
+    def ask(self, name: str, limits: Limits, mode: Mode, priority: int, group: str | None) -> None:
         an_hour_ago = self.world.now - 3600 * SECOND  # by the client's clock
         task = Task(name, run_of(name), mode=mode, limits=limits, priority=priority, created_ns=an_hour_ago)
-        self.world.send(task)
+        self.world.send(replace(task, group_id=group))
+
+    @rule(run_id=st.sampled_from(RUNS), group=st.one_of(names, st.just("gr-1")))
+    def decide(self, run_id: str, group: str) -> None:
+        self.world.decide(run_id, group)
 
     @rule(order=ordered)
     def order(self, order: Task) -> None:
@@ -139,6 +146,9 @@ class Lifecycle(RuleBasedStateMachine):
     def as_the_reference_says(self) -> None:
         self.reference.check(self.world.rollouts)
         assert self.world.held() <= SLOTS
+        for run_id in RUNS:
+            run = self.world.state.runs.get(run_id)
+            assert (run.outstanding if run is not None else 0) == self.reference.holding_credit(run_id)
 
     def teardown(self) -> None:
         self.world.send(

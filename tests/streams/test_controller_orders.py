@@ -8,9 +8,11 @@ import pytest
 from controller_rig import T0, TASK, Play, limits, restarted
 
 from spanloop.schemas import orders
-from spanloop.schemas.records import Assignment, Attempt, Limits, Rollout, SpanBatch, Task, Worker
+from spanloop.schemas.records import Assignment, Attempt, Limits, Resource, Rollout, SpanBatch, Task, Worker
 from spanloop.streams.controller import Refused
-from spanloop.streams.controller_orders import CANCELS_A_TICK, why_refused
+from spanloop.streams.controller_orders import why_refused
+from spanloop.streams.controller_state import CHANGES_A_TICK
+from spanloop.streams.texts import TEXT_MAX
 
 
 def test_a_rollout_cancelled_in_the_queue_gets_an_empty_final_attempt() -> None:
@@ -25,6 +27,30 @@ def test_a_rollout_cancelled_in_the_queue_gets_an_empty_final_attempt() -> None:
     )  # fmt: skip
     play.end("at-1", "cancelled")
     assert (play.rollout.status, play.rollout.final, play.rollout.dispatches) == ("cancelled", True, 0)
+
+
+@pytest.mark.parametrize("slots", [0, 4])
+def test_a_reason_too_long_to_be_handed_on_is_cut(slots: int) -> None:
+    play = Play()
+    play.do(Worker("wo-1", slots=slots), TASK)
+    play.do(replace(TASK, action="cancel", reason="a" + "y" * 500_000))
+    (marker,) = play.get(SpanBatch)
+    assert marker.end is not None
+    for reason in (marker.end.reason, play.rollout.reason, play.get(Attempt)[0].reason):
+        assert reason is not None
+        assert reason.startswith("ay")
+        assert len(reason) < 2 * TEXT_MAX
+    end = Attempt("ro-1", "at-1", "ended", outcome="failed", final=True, reason="z" * 500_000, error_type="E" * 500_000)
+    play.do(end)
+    assert len(play.rollout.reason or "") + len(play.rollout.error_type or "") < 3 * TEXT_MAX
+
+
+def test_a_resource_with_a_name_too_long_to_be_handed_on_is_waited_for() -> None:
+    play = Play()
+    play.do(replace(TASK, pins={"p" * 500_000: None}))
+    assert len(play.rollout.reason or "") < 2 * TEXT_MAX
+    assert play.do(Resource("p" * 500_000, 1)) != []
+    assert play.get(Assignment) != []
 
 
 def test_cancelling_what_runs_tells_the_worker_and_closes_it() -> None:
@@ -213,14 +239,14 @@ def test_an_order_about_a_worker_goes_with_it() -> None:
 def test_a_large_run_is_cancelled_over_several_ticks_and_across_a_restart_but_not_what_came_after() -> None:
     play = Play()
     play.do(Worker("wo-1", alive=False))
-    play.do(*(Task(f"ro-{i}", "run") for i in range(CANCELS_A_TICK + 500)))
+    play.do(*(Task(f"ro-{i}", "run") for i in range(CHANGES_A_TICK + 500)))
     play.do(orders.cancel_run("run", "a mistake"), Task("ro-after", "run"))
-    assert len(play.get(SpanBatch)) == CANCELS_A_TICK
+    assert len(play.get(SpanBatch)) == CHANGES_A_TICK
     assert play.get(Assignment) == []
     play.restart()
     play.do()
     cancelled = {r.rollout_id for r in play.rollouts.values() if r.closing == "cancelled" and r.status != "order"}
-    assert cancelled == {f"ro-{i}" for i in range(CANCELS_A_TICK + 500)}
+    assert cancelled == {f"ro-{i}" for i in range(CHANGES_A_TICK + 500)}
     assert play.rollouts["order/run/run"].final
     assert [a.task.rollout_id for a in play.get(Assignment) if a.task] == ["ro-after"]
 
@@ -229,6 +255,8 @@ def test_a_large_run_is_cancelled_over_several_ticks_and_across_a_restart_but_no
     ("task", "said"),
     [
         (Task("order/run/run", "run"), "kept for orders"),
+        (Task("r" * 1001, "run"), "rollout_id has 1001 characters"),
+        (Task("ro-1", "r" * 1001), "run_id has 1001 characters"),
         (orders.limit_run("run", 0), "at least 1"),
         (replace(orders.limit_run("run", 3), rollout_id="ro-1"), "whole run"),
     ],

@@ -19,7 +19,8 @@ from spanloop.schemas.errors import Fenced, Unavailable
 from spanloop.schemas.records import Assignment, Attempt, DeadLetter, Limits, Resource, Rollout, SpanBatch, Task, Worker
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import ASSIGNMENTS, DEAD_LETTERS, ROLLOUTS, SPANS, TASKS, TOPICS
-from spanloop.streams.controller_shell import TASK_MAX_BYTES, ControllerService
+from spanloop.streams.controller_limits import TASK_MAX_BYTES
+from spanloop.streams.controller_shell import ControllerService
 from spanloop.streams.controller_term import transactional_id
 
 DEADLINE_S = 60.0
@@ -202,6 +203,26 @@ def test_bad_records_are_quarantined_and_what_is_too_large_fails_clearly(each_se
         )
         assert world.rollouts["ro-1"].status == "succeeded"
         assert (world.rollouts["ro-big"].status, world.rollouts["ro-big"].error_type) == ("failed", "invalid_task")
+
+
+def test_what_only_its_own_records_make_too_large_fails_clearly_and_a_large_order_is_obeyed(
+    each_settings: Settings,
+) -> None:
+    with running(each_settings), peers(each_settings, never) as world:
+        world.producer.send(Worker("w" * 400_000, slots=50, beat_ns=time.time_ns()))
+        world.producer.send(Task("r" * 400_000, "run"))
+        world.producer.send(Task("ro-pins", "run", pins={"p" * 600_000: 1}))
+        world.producer.send(Task("ro-labels", "run", requirements=["l" * TASK_MAX_BYTES]))
+        world.producer.send(Task("ro-1", "run", input='"' + "x" * 700_000 + '"', requirements=["nobody"]))
+        world.producer.send(Task("ro-2", "run", requirements=["nobody"]))
+        world.producer.send(Task("ro-1", "run", action="cancel", reason="a mistake" + "y" * 500_000))
+        world.producer.send(Task("ro-2", "run", action="cancel", reason="y" * TASK_MAX_BYTES))
+        world.until(lambda: len(world.finals) == 4 and len(world.dead) == 2)
+        assert [letter.reason for letter in world.dead] == ["unsupported"] * 2
+        assert {name: world.rollouts[name].status for name in ("ro-pins", "ro-labels", "ro-1", "ro-2")} == {
+            "ro-pins": "failed", "ro-labels": "failed", "ro-1": "cancelled", "ro-2": "cancelled",
+        }  # fmt: skip
+        assert (world.rollouts["ro-1"].reason or "").startswith("a mistakey")
 
 
 @pytest.mark.kafka
