@@ -15,6 +15,7 @@ MADE = {
     "k_partition": "partition of the record in its topic",
     "k_offset": "offset of the record in its partition",
     "capped": "columns whose text was over 1 MiB and is cut -> its whole length and its SHA-256; the log has it whole",
+    "replayed_at": "when the letter was last put back; null where it was not",
     "unknown_fields": "fields of a newer writer that have no column: path -> JSON",
 }
 # Views that are not called after their table.
