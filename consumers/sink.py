@@ -22,7 +22,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from ..infra import process, telemetry
 from ..infra.clickhouse import connect
-from ..infra.clickhouse_client import Client, code_of, is_memory
+from ..infra.clickhouse_client import Client, code_of, is_memory, unavailable
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Member, Message
 from ..infra.landing import Landings
@@ -59,13 +59,24 @@ INSERT_SETTINGS: dict[str, object] = {
     "max_partitions_per_insert_block": 0,  # clocks of producers may say anything; that refuses no batch
     "optimize_on_insert": 0,  # merging a block with itself costs a third of its insert, and the views do it anyway
 }
-# Codes that say that tables, rights or statements are wrong, not a record: no record is refused for them.
+# Codes that say that a value cannot be read, converted or held: the only ones for which a record is refused. Whatever
+# else ClickHouse answers is about itself, and a record refused for that would be lost to it.
+UNFIT = {
+    "3", "4", "32", "33",  # an end too early or too late
+    "6", "25", "26", "27", "38", "41", "72", "117", "130", "376", "441", "467", "675", "676",  # cannot be parsed
+    "53", "69", "70", "190", "321", "349", "407", "691",  # of another type or length, or out of its range
+    "128", "131",  # too large
+    "469",  # against a constraint
+}  # fmt: skip
+# What its Avro library says of a body comes under the code of every C++ exception, a full disk's among them.
+CPLUSPLUS, AVRO = "1001", "type: avro::"
+# Codes that say that tables, rights or statements are wrong: somebody has to see to it.
 STRUCTURAL = {"10", "16", "47", "48", "60", "62", "81", "115", "164", "192", "193", "194", "497", "516"}
 T = TypeVar("T")
 
 
 class Sink:
-    """Writes batches of messages. `write` raises Unavailable, to be tried again, and TooManyDeadLetters."""
+    """Writes batches of messages. `write` raises Unavailable, to be tried again, TooManyDeadLetters and ConfigError."""
 
     def __init__(
         self,
@@ -85,6 +96,16 @@ class Sink:
 
     def write(self, messages: Sequence[Message], read: Read | None = None) -> None:
         """Stores messages of any topics and partitions. `read`: which offsets of each, for the audit."""
+        try:
+            self._write(messages, read)
+        except ClickHouseError as error:
+            if code_of(error) in STRUCTURAL or _is_unfit(error):
+                raise ConfigError(
+                    f"ClickHouse cannot take records: {error}; are its tables up to date (spanloop init)?"
+                ) from error
+            raise unavailable(error, self._client.where) from error
+
+    def _write(self, messages: Sequence[Message], read: Read | None) -> None:
         batches = Batches(messages, self._decoder.writer, read)
         with ThreadPoolExecutor(INSERTS_AT_ONCE) as threads:
             for done in [threads.submit(self._insert, batches, *landed) for landed in self._landed(batches)]:
@@ -118,10 +139,8 @@ class Sink:
                 raise
             log.warning("%s is inserted in halves: %s", token, error)
         except ClickHouseError as error:
-            if code_of(error) in STRUCTURAL:
-                raise ConfigError(
-                    f"ClickHouse cannot take topic {batch.topic!r}: {error}; are its tables up to date (spanloop init)?"
-                ) from error
+            if not _is_unfit(error):
+                raise
             if len(batch.rows) == 1:
                 batches.refuse(batch.rows[0][0], InvalidRecord("insert_rejected", str(error)[:1000]))
                 return
@@ -171,6 +190,12 @@ class Sink:
             "tokens": portion.tokens,
             "at": now_ns / 1e9,
         }
+
+
+def _is_unfit(error: ClickHouseError) -> bool:
+    """True where a record is at fault."""
+    code = code_of(error)
+    return code in UNFIT or (code == CPLUSPLUS and AVRO in str(error))
 
 
 class SinkService:

@@ -14,10 +14,12 @@ from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalErr
 
 from ..schemas.errors import Unavailable
 
-# Answers that say "not now" rather than "not this": time-out, too many queries, network, memory, read-only table, too
-# many parts, keeper, shutting down. The same statement may succeed later.
+# Answers that say "not now" rather than "not this": time-out, quota, too many queries, connections, network, keeper,
+# shutting down, memory, read-only table, disk full, too many parts, threads, object store. The same statement may
+# succeed later.
 MEMORY = "241"
-NOT_NOW = {"159", "202", "209", "210", "236", MEMORY, "242", "252", "319", "394", "425", "999"}
+NOT_NOW = {"159", "201", "202", "203", "209", "210", "225", "236", MEMORY, "242", "243", "252", "279", "319", "394",
+           "425", "439", "499", "999"}  # fmt: skip
 CODE = re.compile(r"Code: (\d+)")
 Parameters = Mapping[str, Any] | None
 
@@ -92,8 +94,8 @@ class Client:
 
 
 def unavailable(error: ClickHouseError, where: str) -> Unavailable:
-    """The error for an answer that says "not now", or for none."""
-    if code_of(error) is None:
+    """The error for an answer after which the same statement is tried again, or for none."""
+    if code_of(error) is None and is_not_now(error):
         return Unavailable(f"ClickHouse at {where} cannot be reached; is it running?")
     return Unavailable(f"ClickHouse at {where} cannot take this now: {str(error)[:300]}")
 

@@ -13,10 +13,12 @@ from uuid import UUID
 
 import fastavro
 import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError
 from sink_rig import Lab
 
+from spanloop.infra.clickhouse_client import Client
 from spanloop.infra.kafka import Message
-from spanloop.schemas.errors import ConfigError, TooManyDeadLetters
+from spanloop.schemas.errors import ConfigError, TooManyDeadLetters, Unavailable
 from spanloop.schemas.serde import (
     SCHEMA_ID_HEADER,
     LocalSchemas,
@@ -98,6 +100,48 @@ def test_missing_tables_stop_the_sink_instead_of_refusing_records(lab: Lab) -> N
     with pytest.raises(ConfigError, match="spanloop init"):
         sink.write([lab.message(lab.batch(lab.span()))])
     assert lab.letters.sent == []
+
+
+class Answering:
+    """A client of a ClickHouse that answers every insert with an error."""
+
+    def __init__(self, client: Client, answer: str) -> None:
+        self._client = client
+        self._answer = answer
+        self.asked = 0
+
+    def insert(self, table: str, block: bytes, fmt: str, settings: object = None) -> None:
+        del table, block, fmt, settings
+        self.asked += 1
+        raise DatabaseError(self._answer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+@pytest.mark.parametrize("tombstone", [False, True])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Code: 243. DB::Exception: Cannot reserve 1.00 MiB, not enough space. (NOT_ENOUGH_SPACE)",
+        "Code: 439. DB::Exception: Cannot schedule a task. (CANNOT_SCHEDULE_TASK)",
+        "Code: 499. DB::Exception: slow down. (S3_ERROR)",
+        "Code: 1001. DB::Exception: std::exception. Code: 1001, type: std::__fs::filesystem::filesystem_error",
+        "Code: 49. DB::Exception: Bad cast. (LOGICAL_ERROR)",
+        "Code: 7777. DB::Exception: what a later version says. (UNHEARD_OF)",
+        "HTTP driver received HTTP status 413, server response: too large, says a proxy",
+    ],
+    ids=["disk", "threads", "s3", "file system", "bug", "unknown", "proxy"],
+)
+def test_what_clickhouse_says_of_itself_refuses_no_record(lab: Lab, answer: str, tombstone: bool) -> None:
+    messages = [lab.message(lab.batch(lab.span(f"{i:016x}"))) for i in range(8)]
+    if tombstone:
+        messages = [Message("assemblies", 0, 1, b"at-1", None)]
+    answering = Answering(lab.client, answer)
+    lab.client = cast("Client", answering)
+    with pytest.raises(Unavailable, match="cannot take this now"):
+        lab.sink().write(messages)
+    assert (answering.asked, lab.letters.sent) == (1, [])
 
 
 # --- framing, tombstones, versions of schemas

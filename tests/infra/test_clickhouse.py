@@ -6,11 +6,12 @@ from importlib.resources import files
 from uuid import uuid4
 
 import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError
 
 from spanloop.infra import clickhouse
 from spanloop.infra.avro_sql import Schema, literal
 from spanloop.infra.clickhouse import connect, migrate, migrations, statements
-from spanloop.infra.clickhouse_client import Client
+from spanloop.infra.clickhouse_client import Client, is_not_now
 from spanloop.infra.landing import Landings, plan
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import ConfigError, InvalidRecord
@@ -45,6 +46,11 @@ def test_migrations_are_applied_once_and_a_changed_one_is_refused(
     small[0] = ("0001_a.sql", small[0][1].replace("Int32", "Int64"))
     with pytest.raises(ConfigError, match=r"0001_a\.sql .* other content"):
         migrate(client, database)
+
+
+@pytest.mark.parametrize(("code", "may_pass"), [(241, True), (243, True), (439, True), (499, True), (62, False)])
+def test_what_may_pass_is_told_from_a_bad_statement(code: int, may_pass: bool) -> None:
+    assert is_not_now(DatabaseError(f"Code: {code}. DB::Exception: no")) is may_pass
 
 
 def test_statements_end_at_a_semicolon_at_a_lines_end() -> None:
