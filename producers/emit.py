@@ -202,7 +202,10 @@ def number(value: object, what: str) -> float:
     """A reward as a float. Raises TypeError; warns of NaN and infinity."""
     if not isinstance(value, (int, float)) and not hasattr(type(value), "__float__"):
         raise TypeError(f"{what} must be a number, got {type(value).__name__}")
-    figure = float(value)  # pyright: ignore[reportArgumentType] - numpy and torch scalars have __float__
+    try:
+        figure = float(value)  # pyright: ignore[reportArgumentType] - numpy and torch scalars have __float__
+    except Exception as error:  # __float__ is the agent's code, or that of a tensor with many elements
+        raise TypeError(f"{what} must be a number, got {type(value).__name__}: {text_of(error)}") from error
     if not math.isfinite(figure):
         warnings.warn(f"{what} is {figure}: it will be quarantined and not trained on", stacklevel=3)
     return figure

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 from ..schemas import semconv
 from ..schemas.context import context_of
-from ..schemas.records import Assignment, AttemptEnd, Span, Task
+from ..schemas.records import Assignment, AttemptEnd, Span, SpanBatch, Task
 from ..schemas.retry import CLASS_OF, is_final
+from ..schemas.serde import encode_body
 from ..schemas.spans import EndStatus, FailureClass
 from . import attributes as attrs
 from .context import Scope
@@ -68,22 +69,30 @@ def of_crash(how: str, *, begun: bool) -> Outcome:
 
 
 def judge(scope: Scope, result: object, error: BaseException | None, gateway_url: str) -> Outcome:
-    """How an agent that is done has ended; spans it returned go to its attempt."""
-    if error is not None:
-        return of_error(error, gateway_url)
+    """How an agent that is done has ended; spans it returned go to its attempt. Never raises."""
     try:
-        if isinstance(result, (list, tuple)):
-            take_spans(scope, cast("Iterable[object]", result))
-            result = None
-        return of_result(result)
-    except TypeError as wrong:
-        return of_error(wrong, gateway_url)
+        if error is None:
+            if isinstance(result, (list, tuple)):
+                take_spans(scope, cast("Iterable[object]", result))
+                result = None
+            return of_result(result)
+    except BaseException as wrong:  # noqa: BLE001 - what an agent returns is its code too, and may raise anything
+        error = wrong
+    try:
+        return of_error(error, gateway_url)
+    except BaseException:  # noqa: BLE001 - as are the properties of what it raises
+        kind, message = type_of(error), text_of(error)
+        return Outcome("failed", None, f"{kind}: {message}"[:_REASON_CHARS], kind, "agent", message=message)
 
 
 def take_spans(scope: Scope, spans: Iterable[object]) -> None:
-    """Puts spans of ours or of OpenTelemetry's into an attempt. Raises TypeError for anything else."""
+    """Puts spans of ours or of OpenTelemetry's into an attempt.
+
+    Raises TypeError for anything else, InvalidRecord for a span of ours whose fields hold what they cannot.
+    """
     for span in spans:
         if isinstance(span, Span):
+            encode_body(SpanBatch(scope.rollout_id, scope.attempt_id, scope.producer_id, spans=[span]))
             scope.sink.span(replace(span, sequence=scope.sequence()))
         elif hasattr(span, "get_span_context"):
             from .tracer import convert

@@ -38,6 +38,8 @@ def agent(task: str | None, rollout: RolloutInfo, llm: LLM) -> float:
         left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         emit_message(f"left {left.pid}")
         os._exit(1)
+    elif how == "huge":
+        return 10**400
     elif how == "wait":
         time.sleep(float(rest[0]))
     emit_reward(0.5, name="style", step=True)

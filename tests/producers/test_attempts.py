@@ -50,6 +50,23 @@ def test_an_exception_fails_the_attempt_with_its_type_and_message_as_a_span() ->
         assert b.sender.rewards == []
 
 
+def test_an_agent_that_returns_no_number_fails_at_once_and_its_slot_is_free() -> None:
+    @rollout
+    def agent(task: object) -> object:
+        return 10**400 if task else None
+
+    @rollout
+    async def asynchronous(task: object) -> object:
+        return 10**400 if task else None
+
+    for each in (agent, asynchronous):
+        with bench(each, slots=1) as b:
+            b.accept(1, task_input=1)
+            b.accept(2, task_input=0)
+            assert (b.end(1).failure_class, b.end(1).error_type) == ("agent", "TypeError")
+            assert b.end(2).status == "succeeded"
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
 def test_an_agent_cannot_take_the_worker_down(error: BaseException) -> None:
     @rollout

@@ -1,5 +1,5 @@
 import json
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -42,6 +42,44 @@ def test_anything_else_is_a_failure_of_the_agent() -> None:
     ended = outcome.judge(scope(), {"reward": 1}, None, GATEWAY)
     assert (ended.status, ended.error_type, ended.failure_class) == ("failed", "TypeError", "agent")
     assert "must be a number, got dict" in str(ended.reason)
+
+
+class Hostile:
+    """A value, or a span, whose every use fails."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a tensor with 2 elements cannot be converted to a scalar")
+
+    def get_span_context(self) -> None:
+        raise SystemExit("no context")
+
+
+@pytest.mark.parametrize(
+    ("result", "error_type", "says"),
+    [
+        (Hostile(), "TypeError", "must be a number, got Hostile: a tensor with 2 elements"),
+        (10**400, "TypeError", "must be a number, got int: int too large"),
+        ([Hostile()], "SystemExit", "no context"),
+        ([Span("0" * 32, "b" * 16, "odd", 1, attributes=cast("str", None))], "InvalidRecord", "cannot be encoded"),
+    ],
+    ids=["tensor", "huge", "span of another kind", "span with a null for a text"],
+)
+def test_whatever_an_agent_returns_ends_its_attempt(result: object, error_type: str, says: str) -> None:
+    ended = outcome.judge(scope(), result, None, GATEWAY)
+    assert (ended.status, ended.failure_class) == ("failed", "agent")
+    assert str(ended.error_type).endswith(error_type)
+    assert says in str(ended.reason)
+
+
+def test_whatever_an_agent_raises_ends_its_attempt() -> None:
+    class Odd(Exception):
+        @property
+        def status_code(self) -> int:
+            raise RuntimeError("no response yet")
+
+    ended = outcome.judge(scope(), None, Odd("boo"), GATEWAY)
+    assert (ended.status, ended.failure_class, ended.message) == ("failed", "agent", "boo")
+    assert str(ended.reason).endswith("Odd: boo")
 
 
 def test_spans_that_are_returned_go_to_the_attempt() -> None:
