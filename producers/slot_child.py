@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ from .slot_messages import Start
 log = logging.getLogger(__name__)
 
 GRACE_S = 2.0  # from SIGTERM, which lets an agent clean up, to SIGKILL
+SEND_S = 2  # an idle process takes an order in microseconds, unless the last agent left a thread that lets no other run
 
 
 class SlotChild:
@@ -26,6 +28,7 @@ class SlotChild:
         """Returns before it is ready: Hello says that."""
         self.over = False  # nothing more will be received
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
         self._life, their_life = socket.socketpair()
         with theirs, their_life:
             handed = (theirs.fileno(), their_life.fileno())
@@ -44,9 +47,17 @@ class SlotChild:
         return self._process.pid
 
     def send(self, message: object) -> None:
-        """Sends a message; one to a dead process is lost, and `receive` will tell."""
-        with contextlib.suppress(OSError):
+        """Sends a message; one to a dead process is lost, and `receive` will tell.
+
+        A process that does not take it within twice `SEND_S` is ended: its worker has others to look after.
+        """
+        try:
             self._connection.send(message)
+        except BlockingIOError:
+            log.warning("the agent's process %d does not read: it is ended", self.pid)
+            self.kill()
+        except OSError:
+            pass
 
     def receive(self, timeout_s: float) -> object:
         """The next message; None = none came, or nothing more will (`over`)."""

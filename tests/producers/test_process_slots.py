@@ -82,6 +82,28 @@ def test_an_exception_reaches_the_root_span() -> None:
         assert "exception.stacktrace" in b.sender.spans[-1].attributes
 
 
+def test_what_is_no_number_is_the_agents_failure_and_costs_no_process() -> None:
+    with processes() as b:
+        b.accept(1, task_input="huge")
+        end = b.end(1)
+        assert (end.status, end.failure_class, end.error_type) == ("failed", "agent", "TypeError")
+        b.accept(2)
+        assert b.end(2).status == "succeeded"
+        assert pid_of(b, 1) == pid_of(b, 2)
+
+
+def test_a_process_that_does_not_take_its_order_is_ended_and_the_worker_goes_on() -> None:
+    with processes() as b:
+        b.accept(1)
+        b.end(1)
+        os.kill(pid_of(b, 1), signal.SIGSTOP)
+        b.accept(2, task_input="x" * (1 << 20))  # more than a socket holds
+        assert b.end(2).status == "returned"
+        b.accept(3)
+        until(lambda: b.attempts.tick() or b.sender.end_of("at-3"))
+        assert b.end(3).status == "succeeded"
+
+
 @pytest.mark.parametrize("how", ["sleep", "stubborn", "hold 60"])
 def test_a_runaway_agent_is_ended_at_its_deadline_by_force_if_need_be(how: str) -> None:
     with processes() as b:
