@@ -52,6 +52,10 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "rd_kafka_mock_group_initial_rebalance_delay_ms": (None, [_POINTER, ctypes.c_int32]),
     "rd_kafka_mock_broker_set_down": (ctypes.c_int, [_POINTER, ctypes.c_int32]),
     "rd_kafka_mock_broker_set_up": (ctypes.c_int, [_POINTER, ctypes.c_int32]),
+    "rd_kafka_mock_push_request_errors_array": (
+        None,
+        [_POINTER, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)],
+    ),
 }
 
 
@@ -113,6 +117,11 @@ class EmbeddedBroker:
         """Takes connections again; nothing was forgotten."""
         for broker in range(1, self._brokers + 1):
             self._library.rd_kafka_mock_broker_set_up(self._open(), broker)
+
+    def refuse_next(self, api: int, error: int) -> None:
+        """Answers the next request of a kind with an error; both are numbers of Kafka's protocol."""
+        errors = (ctypes.c_int * 1)(error)
+        self._library.rd_kafka_mock_push_request_errors_array(self._open(), api, 1, errors)
 
     def close(self) -> None:
         """Stops it; its records are gone."""

@@ -86,11 +86,12 @@ class Producer:
         client: KafkaProducer | None = None,
         linger_ms: float = LINGER_MS,
     ) -> None:
-        """`encode` and `client` are for tests and for sharing; by default both come from the settings.
+        """`encode` is for tests, `client` for sharing one with transactions; by default both come from the settings.
 
         `linger_ms`: how long a record may wait for others; 0 where somebody waits for each acknowledgement.
         """
         self._encode = encode or encoder(settings)
+        self._transactional = transactional_id is not None or client is not None
         self._settings = settings
         self._names = Names(settings.prefix)
         self.client = client or KafkaProducer(
@@ -98,6 +99,8 @@ class Producer:
         )
         self.delivered = 0
         self.failed = 0
+        self.failure: DeliveryFailed | None = None
+        """Why it sends nothing any more: librdkafka has given up for good, and only a new process sends again."""
         self._first_failure: DeliveryFailed | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -108,8 +111,9 @@ class Producer:
     def send(self, record: Record, *, partition: int | None = None, on_delivery: OnDelivery | None = None) -> None:
         """Enqueues a record under its key; `partition` overrides the key's.
 
-        Raises MissingKey, RecordTooLarge, BackPressure, DeliveryFailed once closed; confluent's KafkaException in a
-        transaction that has failed. `on_delivery` is called once, unless this raises; it should not wait.
+        Raises MissingKey, RecordTooLarge, BackPressure, DeliveryFailed once closed or where the client refuses it;
+        with transactions confluent's KafkaException instead. `on_delivery` is called once, unless this raises; it
+        should not wait.
         """
         topic = BY_RECORD[type(record)]
         key = key_of(record)
@@ -147,6 +151,11 @@ class Producer:
             raise DeliveryFailed(
                 f"{left} records were not acknowledged by {self._settings.bootstrap} in {timeout_s:g} s"
             )
+
+    def check(self) -> None:
+        """Raises its `failure`."""
+        if self.failure is not None:
+            raise self.failure
 
     def queued(self) -> int:
         """Records that are not acknowledged yet."""
@@ -204,6 +213,10 @@ class Producer:
                     ) from error
                 self._closed.wait(FULL_PAUSE_S)
                 self._check_usable()
+            except KafkaException as error:
+                if self._transactional:
+                    raise
+                raise self._refused(topic, cast("KafkaError", error.args[0])) from error
             else:
                 return
 
@@ -215,6 +228,12 @@ class Producer:
                 f"a producer of process {self._process} was used in its child {os.getpid()}, which has none of its "
                 "threads; make a Producer after the fork, or start processes by spawn"
             )
+
+    def _refused(self, topic: Topic, error: KafkaError) -> DeliveryFailed:
+        failure = DeliveryFailed(f"topic {topic.name!r} on {self._settings.bootstrap}: {error.str()}")
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            failure = self.failure = DeliveryFailed(f"{failure}; this producer is dead: start its process anew")
+        return failure
 
     def _settled(self, topic: Topic, on_delivery: OnDelivery | None) -> Callable[[KafkaError | None, Delivered], None]:
         def settled(error: KafkaError | None, message: Delivered) -> None:

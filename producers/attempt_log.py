@@ -25,7 +25,7 @@ class Sender(Protocol):
         *,
         on_delivery: Callable[[DeliveryFailed | None, Ack | None], None] | None = None,
     ) -> None:
-        """Enqueues a record. Raises BackPressure, RecordTooLarge, InvalidRecord."""
+        """Enqueues a record. Raises BackPressure, DeliveryFailed, RecordTooLarge, InvalidRecord."""
         ...
 
 

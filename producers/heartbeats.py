@@ -47,6 +47,11 @@ class Heartbeats:
         """The next heartbeat would say something else: it goes out soon."""
         self._changed.set()
 
+    def check(self) -> None:
+        """Raises DeliveryFailed where its thread has died: nobody would hear of this worker any more."""
+        if not self._thread.is_alive():
+            raise DeliveryFailed("the thread that sends heartbeats has died: start its process anew")
+
     def close(self, timeout_s: float) -> None:
         """Says goodbye, unless nothing was ever said; waits for it no longer than `timeout_s`."""
         self._over.set()

@@ -127,6 +127,11 @@ class Spool:
         """Flushes when the interpreter ends, an unhandled exception included. Signals are the process's own affair."""
         atexit.register(self.flush, timeout_s)
 
+    def check(self) -> None:
+        """Raises DeliveryFailed where its thread has died: nothing more would be sent."""
+        if not self._thread.is_alive():
+            raise DeliveryFailed("the thread that sends spans has died: start its process anew")
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Flushes and stops the thread, within `timeout_s`; False if something was not acknowledged in time."""
         deadline = time.monotonic() + timeout_s
@@ -231,6 +236,9 @@ class Spool:
                 time.sleep(RETRY_S)
             except (RecordTooLarge, InvalidRecord) as error:
                 self._refused(parcel, error)
+                return
+            except DeliveryFailed as error:
+                self._settled(parcel, error)
                 return
             else:
                 return

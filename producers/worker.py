@@ -109,7 +109,10 @@ class WorkerService:
         self.refused = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set, lets agents finish for `drain_s`, hands back the rest and leaves."""
+        """Works until `stop` is set, lets agents finish for `drain_s`, hands back the rest and leaves.
+
+        Raises DeliveryFailed once nothing can be sent any more.
+        """
         if not wait_for_registry(self._settings, stop):
             return
         slots = self._slots()
@@ -142,6 +145,8 @@ class WorkerService:
                 beats.start()
             while not stop.is_set():
                 self._turn(reader, taking, attempts)
+                for part in (producer, spool, beats):
+                    part.check()
                 if figures.due():
                     figures.tell("spanloop.records", producer.delivered)
                     figures.tell("spanloop.dropped", spool.dropped)

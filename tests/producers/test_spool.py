@@ -8,7 +8,7 @@ from sdk import FakeSender, spool_of
 from waiting import until
 
 from spanloop.producers.spool import MAX_BATCH_SPANS
-from spanloop.schemas.errors import RecordTooLarge
+from spanloop.schemas.errors import DeliveryFailed, RecordTooLarge
 from spanloop.schemas.records import AttemptEnd, Reward, Span
 
 END = AttemptEnd(status="succeeded", end_ns=1)
@@ -160,6 +160,38 @@ def test_a_lost_record_is_counted(sender: FakeSender) -> None:
         log.end(END, told.append)
         assert spool.flush(5)
     assert (log.dropped, told, spool.pending) == (1, [False], 0)
+
+
+def test_a_producer_that_refuses_records_loses_them_and_the_spool_goes_on(sender: FakeSender) -> None:
+    send = sender.send
+
+    def refuse(record: Any, *, on_delivery: Any = None) -> None:
+        del record, on_delivery
+        raise DeliveryFailed("this producer is dead")
+
+    sender.send = refuse
+    told: list[bool] = []
+    with spool_of(sender) as spool:
+        spool.open("ro-1", "at-1").end(END, told.append)
+        assert spool.flush(5)
+        spool.check()
+        sender.send = send
+        spool.open("ro-2", "at-2").end(END, told.append)
+        assert spool.flush(5)
+    assert (told, spool.pending) == ([False, True], 0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_spool_whose_thread_has_died_says_so(sender: FakeSender) -> None:
+    def break_(record: Any, *, on_delivery: Any = None) -> None:
+        del record, on_delivery
+        raise RuntimeError("a bug")
+
+    sender.send = break_
+    with spool_of(sender) as spool:
+        spool.open("ro-1", "at-1").end(END)
+        with pytest.raises(DeliveryFailed, match="has died"):
+            until(spool.check)
 
 
 def test_a_batch_that_is_refused_loses_its_spans_and_keeps_its_end_marker(sender: FakeSender) -> None:

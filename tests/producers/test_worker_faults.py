@@ -20,9 +20,10 @@ from spanloop.infra.clock import NS_PER_S, SystemClock
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.producers import rollout
 from spanloop.producers.worker import WorkerPolicy, WorkerService
-from spanloop.schemas.errors import ConfigError
-from spanloop.schemas.records import Limits, SpanBatch, Worker
+from spanloop.schemas.errors import ConfigError, DeliveryFailed
+from spanloop.schemas.records import Limits, SpanBatch, Task, Worker
 
+INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED = 22, 31  # of Kafka's protocol
 AGENT = f"{Path(slot_agents.__file__)}:agent"
 
 
@@ -203,6 +204,14 @@ def test_a_worker_leaves_in_time_though_the_broker_is_away(controller: Controlle
         assert time.monotonic() - started < GONE_WITHIN_S
     finally:
         broker.set_up()
+
+
+def test_a_worker_that_can_send_nothing_any_more_ends_loudly(controller: Controller, broker: EmbeddedBroker) -> None:
+    controller.producer.send_wait(Task("ro-0", "run"))  # it has its producer id
+    broker.refuse_next(INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED)
+    worker = WorkerService(controller.settings, slot_agents.agent, WorkerPolicy(trace=False))
+    with pytest.raises(DeliveryFailed, match="start its process anew"):
+        worker.run(threading.Event())
 
 
 @pytest.mark.parametrize(
