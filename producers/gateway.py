@@ -12,14 +12,16 @@ Start reading at `gateway_chat`, one call from end to end.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import cast
 
 from ..infra import process, telemetry
-from ..infra.http_server import App, bind, serve, url_of
+from ..infra.http_server import POLL_S, App, bind, serve, url_of
 from ..infra.kafka import wait_for_broker
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
@@ -72,7 +74,7 @@ class GatewayService:
         self._failure: Exception | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Blocks until `stop`. Raises Unavailable at start, DataLost and TooManyDeadLetters later."""
+        """Blocks until `stop`. Raises Unavailable at start, DataLost, TooManyDeadLetters and DeliveryFailed later."""
         with contextlib.closing(self._socket):
             wait_for_broker(self._settings)
             if not wait_for_registry(self._settings, stop):
@@ -81,11 +83,15 @@ class GatewayService:
             producer = Producer(self._settings.with_(max_block_s=0.0), "gateway", linger_ms=0)
             try:
                 self._run(stop, producer)
+            except Unavailable:
+                if self._failure is None:  # else the follower's failure is why
+                    raise
             finally:
                 self._meter.close()
                 producer.close(FLUSH_S)
         if self._failure is not None:
             raise self._failure
+        producer.check()
 
     def _run(self, stop: threading.Event, producer: Producer) -> None:
         quarantine = Quarantine(producer, "gateway", self._settings.dlq_limit)
@@ -122,18 +128,26 @@ class GatewayService:
             caught_up=follower.caught_up,
             meter=self._meter,
         )
+
+        def stopped() -> bool:
+            return stop.is_set() or self._failed.is_set() or producer.failure is not None
+
         try:
-            await follower.caught_up()
-            app = cast("App", create_app(gateway))
-            await serve(app, self._socket, lambda: self._stopped(stop), grace_s=GRACE_S, ready=self.ready.set)
-        except Unavailable:
-            if not self._failed.is_set():
-                raise
+            if await _answered(follower.ask(), stopped):
+                app = cast("App", create_app(gateway))
+                await serve(app, self._socket, stopped, grace_s=GRACE_S, ready=self.ready.set)
         finally:
             await upstream.close()
 
-    def _stopped(self, stop: threading.Event) -> bool:
-        return stop.is_set() or self._failed.is_set()
+
+async def _answered(asked: Future[None], stopped: Callable[[], bool]) -> bool:
+    """Waits until what was asked is known; False where the wait was stopped. Raises what the answer raises."""
+    while not asked.done():
+        if stopped():
+            return False
+        await asyncio.sleep(POLL_S)
+    asked.result()
+    return True
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -80,28 +80,34 @@ class Follower:
 
     def _answer_waiting(self, taking: Taking) -> None:
         with self._lock:
-            waiting, self._waiting = self._waiting, []
-        if not waiting:
+            count = len(self._waiting)
+        if not count:
             return
+        failure = None
         try:
             end = {(ATTEMPTS.name, 0): self._reader.watermarks((ATTEMPTS.name, 0))[1]}
             while not self._reader.reached(end):
                 if taking.stop.is_set():
                     raise Unavailable("the gateway is stopping")
                 self._take(taking)
-        except Unavailable as error:
-            for done in waiting:
-                done.set_exception(error)
-        else:
-            for done in waiting:
-                done.set_result(None)
+        except Unavailable as error:  # what else is raised ends the follower, and that settles all who wait
+            failure = error
+        self._settle(count, failure)
 
     def _give_up(self, error: Unavailable) -> None:
         with self._lock:
             self._ended = True
-            waiting, self._waiting = self._waiting, []
-        for done in waiting:
-            done.set_exception(error)
+        self._settle(len(self._waiting), error)
+
+    def _settle(self, count: int, error: Unavailable | None) -> None:
+        """Answers those who have waited longest."""
+        with self._lock:
+            settled, self._waiting = self._waiting[:count], self._waiting[count:]
+        for done in settled:
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
 
     def _take(self, taking: Taking) -> None:
         for message in self._reader.poll(1000, POLL_S):

@@ -23,13 +23,14 @@ from spanloop.infra.producer import Ack, Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.scripted_engine import ScriptedEngine, Streamed, Whole
 from spanloop.infra.settings import Settings
-from spanloop.producers import keys
+from spanloop.producers import gateway_follow, keys
 from spanloop.producers.gateway import GatewayPolicy, GatewayService
-from spanloop.schemas.errors import ConfigError
+from spanloop.schemas.errors import ConfigError, DeliveryFailed, TooManyDeadLetters, Unavailable
 from spanloop.schemas.records import Attempt, DeadLetter, Reward, SpanBatch, Worker
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import ATTEMPTS, DEAD_LETTERS, SPANS, partition_of
 
+INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED = 22, 31  # of Kafka's protocol
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 ANSWER = Whole({
     "id": "c", "object": "chat.completion", "created": 1, "model": "policy", "prompt_token_ids": [1],
@@ -201,6 +202,53 @@ def test_a_bad_record_on_a_followed_topic_is_quarantined_and_the_next_is_read(
     letters = [Decoder(registry).decode(DeadLetter, m.value or b"") for m in read(embedded_settings, DEAD_LETTERS.name)]
     registry.close()
     assert [(letter.consumer, letter.reason, letter.raw) for letter in letters] == [("gateway", "bad_framing", b"xyz")]
+
+
+def test_a_gateway_that_can_record_nothing_any_more_refuses_the_call_and_ends(
+    broker: EmbeddedBroker, embedded_settings: Settings, producer: Producer
+) -> None:
+    producer.send_wait(Attempt("ro-1", "at-1", "preparing"))  # it has its producer id
+    broker.refuse_next(INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED)
+    with ScriptedEngine(ANSWER) as engine:
+        service = GatewayService(embedded_settings, port=0, policy=fixed(engine))
+        with in_thread(service, DEADLINE_S) as run:
+            assert service.ready.wait(DEADLINE_S)
+            got = httpx.post(f"{path(service)}/chat/completions", json={"messages": HI}, timeout=DEADLINE_S)
+            assert (got.status_code, got.json()["error"]["code"]) == (503, "not_recorded")
+            until(lambda: run.raised)
+            error = run.raised.pop()
+    assert isinstance(error, DeliveryFailed)
+    assert "start its process anew" in str(error)
+
+
+class Away:
+    """A registry that went away after the gateway had asked it for its ids."""
+
+    def schema(self, schema_id: int | str) -> str:
+        raise Unavailable(f"schema {schema_id} cannot be asked for")
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_a_gateway_that_cannot_catch_up_stops_when_told_to(
+    embedded_settings: Settings, producer: Producer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gateway_follow, "connect", lambda *_: Away())
+    producer.send_wait(Attempt("ro-1", "at-1", "preparing"))
+    service = GatewayService(embedded_settings, port=0)
+    with in_thread(service, DEADLINE_S):
+        until(lambda: "waits at offset 0" in caplog.text)
+    assert not service.ready.is_set()
+
+
+def test_a_gateway_that_fails_before_it_has_caught_up_says_why(embedded_settings: Settings, producer: Producer) -> None:
+    for _ in range(3):
+        producer.client.produce(ATTEMPTS.full(embedded_settings.prefix), b"xyz", b"ro-0")
+    producer.flush()
+    service = GatewayService(embedded_settings.with_(dlq_limit=1), port=0)
+    with pytest.raises(TooManyDeadLetters):
+        service.run(threading.Event())
 
 
 def test_a_taken_port_is_named(embedded_settings: Settings) -> None:
