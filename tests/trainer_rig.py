@@ -55,6 +55,7 @@ class MemoryFeed:
     log: MemoryLog
     chance: random.Random
     clock: ManualClock
+    silent: int = 0  # polls that give nothing at first, as a fresh consumer's do
     at: dict[Position, int] = field(default_factory=dict[Position, int])
     ends: dict[Position, int] = field(default_factory=dict[Position, int])
 
@@ -63,6 +64,9 @@ class MemoryFeed:
 
     def poll(self, timeout_s: float) -> list[Trajectory]:
         del timeout_s
+        if self.silent:
+            self.silent -= 1
+            return []
         open_ = [p for (_, p), at in self.at.items() if at < len(self.log.trajectories[p])]
         if not open_:
             self.clock.advance(1.0)
@@ -162,12 +166,12 @@ class Run:
     trainer: ToyTrainer = field(default_factory=ToyTrainer)
     clock: ManualClock = field(default_factory=ManualClock)
 
-    def start(self, hook: Hook = nothing, *, broken: bool = False) -> TrainerLoop:
+    def start(self, hook: Hook = nothing, *, broken: bool = False, silent: int = 0) -> TrainerLoop:
         """Runs one process to its end."""
         self.seed += 1
         self.config.model_dir.mkdir(parents=True, exist_ok=True)
         (self.config.model_dir / "config.json").write_text("{}")
-        feed = MemoryFeed(self.log, random.Random(self.seed), self.clock)
+        feed = MemoryFeed(self.log, random.Random(self.seed), self.clock, silent)
         policy = self.config.policy
         journal = MemoryJournal(self.log, Lineage(policy), Engines(policy))
         self.trainer = ToyTrainer()

@@ -28,6 +28,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 UNKNOWN_VERSION = -1
 NEVER = 1 << 40  # staleness of a version that is on no line: above any bound
+ANY_ID = 1 << 31  # a vocabulary of every token id that a row can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class StepContext:
     step: int
     policy_version: int
     chain: dict[int, int]  # version -> publishes since; see Lineage.chain
+    vocabulary: int = ANY_ID  # token ids that the policy has
     at_ns: int = 0
 
 
@@ -205,7 +207,8 @@ def _group_rows(
     kept: list[TrainRow] = []
     for t, advantage in zip(group.members, advantages.members, strict=True):
         for row in t.rows:
-            reason = advantages.dropped or ("no_reward" if advantage.reward is None else row_reason(row, config))
+            reason = advantages.dropped or ("no_reward" if advantage.reward is None else None)
+            reason = reason or row_reason(row, config, at.vocabulary)
             if reason is None:
                 built, counts = build_row(t, row, advantage, at.chain, config.max_staleness)
                 masked += counts

@@ -3,7 +3,8 @@
     offer(trajectory) ──▶ open group ──(all members done | deadline)──▶ closed, for ever ──▶ ready ──▶ take(n)
 
 A member is done when the trajectory of its final attempt is there and the rewards it awaits have come or their
-deadline has passed. A closed group never opens again: what comes for it later is counted and not trained.
+deadline has passed. A closed group never opens again: what comes for it later is counted and not trained. So only
+`tick` closes by time, as of a moment up to which the log was offered: what came in time is never too late.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class OpenGroup:
     size: int
     attempts: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
 
+    def complete(self, now_ns: int | None = None) -> bool:
+        """True once all members are done; without `now_ns` no deadline has passed."""
+        members = counting(self.attempts.values())
+        return len(members) >= self.size and all(rewards_settled(t, now_ns) for t in members.values())
+
 
 @dataclass(slots=True)
 class GroupState:
@@ -81,10 +87,11 @@ def _is_later(t: Trajectory, held: Trajectory) -> bool:
     return (t.revision, "no_end" not in t.flags) > (held.revision, "no_end" not in held.flags)
 
 
-def rewards_settled(t: Trajectory, now_ns: int) -> bool:
-    """True once the rewards it awaits have come, or will not be waited for any longer."""
-    missing = set(t.context.await_rewards) - {r.name for r in t.rewards}
-    return not missing or now_ns >= t.end_ns + int(t.context.reward_deadline_s * NS_PER_S)
+def rewards_settled(t: Trajectory, now_ns: int | None) -> bool:
+    """True once the rewards it awaits have come, or at `now_ns` are not waited for any longer."""
+    if set(t.context.await_rewards) <= {r.name for r in t.rewards}:
+        return True
+    return now_ns is not None and now_ns >= t.end_ns + int(t.context.reward_deadline_s * NS_PER_S)
 
 
 class Groups:
@@ -95,7 +102,7 @@ class Groups:
         self._deadline_ns = int(deadline_s * NS_PER_S)
 
     def offer(self, t: Trajectory, now_ns: int) -> Outcome:
-        """Takes one trajectory in; closes its group if that completes it."""
+        """Takes one trajectory in; closes its group if that completes it. No deadline is judged here."""
         group_id = group_of(t)
         if group_id in self.state.closed:
             self.state.late += 1
@@ -106,13 +113,19 @@ class Groups:
         if held is not None and not _is_later(t, held):
             return "superseded"
         group.attempts[t.attempt_id] = t
-        self._close_if_done(group_id, group, now_ns)
+        if group.complete():
+            self._close(group_id, partial=False)
         return "taken"
 
+    def due(self, now_ns: int) -> list[str]:
+        """Open groups that time completes: reward deadlines and group deadlines."""
+        last_ns = now_ns - self._deadline_ns
+        return [i for i, g in self.state.open.items() if g.first_seen_ns <= last_ns or g.complete(now_ns)]
+
     def tick(self, now_ns: int) -> None:
-        """Closes what time completes: reward deadlines and group deadlines."""
-        for group_id, group in list(self.state.open.items()):
-            self._close_if_done(group_id, group, now_ns)
+        """Closes what is due. Everything that was in the log at `now_ns` must have been offered."""
+        for group_id in self.due(now_ns):
+            self._close(group_id, partial=not self.state.open[group_id].complete(now_ns))
 
     def take(self, count: int) -> list[ClosedGroup]:
         """The next `count` ready groups, oldest policy version first, then by closing order; [] while there are fewer.
@@ -135,14 +148,10 @@ class Groups:
         self.state.closed |= ids
         return held
 
-    def _close_if_done(self, group_id: str, group: OpenGroup, now_ns: int) -> None:
-        members = counting(group.attempts.values())
-        done = len(members) >= group.size and all(rewards_settled(t, now_ns) for t in members.values())
-        overdue = now_ns >= group.first_seen_ns + self._deadline_ns
-        if not done and not overdue:
-            return
-        ordered = sorted(members.values(), key=lambda t: (t.context.sample, t.rollout_id))
-        self.state.ready.append(ClosedGroup(group_id, tuple(ordered), group.size, not done, self.state.next_order))
+    def _close(self, group_id: str, *, partial: bool) -> None:
+        group = self.state.open.pop(group_id)
+        members = counting(group.attempts.values()).values()
+        ordered = sorted(members, key=lambda t: (t.context.sample, t.rollout_id))
+        self.state.ready.append(ClosedGroup(group_id, tuple(ordered), group.size, partial, self.state.next_order))
         self.state.next_order += 1
         self.state.closed.add(group_id)
-        del self.state.open[group_id]

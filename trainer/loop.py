@@ -59,6 +59,7 @@ class LoopState:
     step: int = 0  # steps done
     published: Resource | None = None  # newest version of these weights' line
     unpublished: int = 1  # optimiser steps since; the first weights count as one
+    saved: int = -1  # steps done in the newest checkpoint
     batches_offset: int = 0  # where to go on reading `batches`
     decisions: list[Decision] = field(default_factory=list[Decision])  # of the last step
 
@@ -90,6 +91,7 @@ class TrainerLoop:
         self._journal = journal
         self._trainer = trainer
         self._clock = clock or SystemClock()
+        self._marked_ns: int | None = None  # when the log's end was marked, while groups that were due wait for it
         self._on_step = on_step
         self._hook = hook
 
@@ -134,7 +136,7 @@ class TrainerLoop:
             )  # fmt: skip
             for tell in self._on_step:
                 tell(said)
-        if state.step % config.checkpoint_every:
+        if state.step != state.saved:
             self._save()  # an orderly end leaves nothing to apply again
 
     # --- start -----------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class TrainerLoop:
         self._trainer.load(folder)
         self.groups = Groups(self.config.group_deadline_s, groups)
         self._feed.start(manifest.offsets)
-        self.state.step = manifest.step
+        self.state.step = self.state.saved = manifest.step
         self.state.unpublished = manifest.unpublished
         self.state.batches_offset = manifest.batches_offset
         self.state.decisions = decisions
@@ -190,12 +192,22 @@ class TrainerLoop:
             waiting = len(self.groups.state.ready) < count
             for t in self._feed.poll(POLL_S if waiting else 0.0):
                 self.groups.offer(t, clock.now_ns())
-            self.groups.tick(clock.now_ns())
+            self._close_due()
             if taken := self.groups.take(count):
                 return taken
             self._journal.refresh()
             watch.check(self.state.version, chain, now_ns=clock.now_ns(), steady_s=clock.steady_s())
         return None
+
+    def _close_due(self) -> None:
+        """Closes groups by time, as it was at a mark that the feed has reached: rewards in the log by then count."""
+        now_ns = self._clock.now_ns()
+        if self._marked_ns is None and self.groups.due(now_ns):
+            self._feed.mark()
+            self._marked_ns = now_ns
+        if self._marked_ns is not None and self._feed.reached():
+            self.groups.tick(self._marked_ns)
+            self._marked_ns = None
 
     def _plan(self, groups: Sequence[ClosedGroup], old: Batch | None) -> Plan:
         state = self.state
@@ -209,7 +221,8 @@ class TrainerLoop:
         version = state.version if old is None else old.policy_version
         number = state.step + 1 if old is None else old.step
         chain = self._journal.lineage.chain(version)
-        return plan(groups, self.config, StepContext(number, version, chain, self._clock.now_ns()))
+        at = StepContext(number, version, chain, self._trainer.vocabulary(), self._clock.now_ns())
+        return plan(groups, self.config, at)
 
     # --- what a step does ------------------------------------------------------------------------------------------
 
@@ -240,6 +253,7 @@ class TrainerLoop:
             self.config.checkpoint_dir, manifest, self.groups.state, state.decisions, self._trainer,
             keep=self.config.keep_checkpoints,
         )  # fmt: skip
+        state.saved = state.step
 
     def _publish(self) -> None:
         every = self.config.publish_every

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+
 from ..schemas.records import Row, Sampling, Segment, Trajectory
 from .config import TrainerConfig
 
@@ -30,13 +32,16 @@ def no_rows_reason(t: Trajectory) -> str:
     return reasons.most_common(1)[0][0] if reasons else "no_llm_calls"
 
 
-def row_reason(row: Row, config: TrainerConfig) -> str | None:
-    """Why a whole row is left out; None = it is not."""
+def row_reason(row: Row, config: TrainerConfig, vocabulary: int) -> str | None:
+    """Why a whole row is left out; None = it is not. `vocabulary`: how many token ids the policy has."""
     if row.policy is not None and row.policy != config.policy:
         return "foreign_model"
     if untrainable(row.sampling):
         return "sampling_untrainable"
-    return "too_long" if len(row.mask) > config.max_row_tokens else None
+    if len(row.mask) > config.max_row_tokens:
+        return "too_long"
+    ids = np.frombuffer(row.token_ids, "<i4")
+    return "foreign_token_ids" if ((ids < 0) | (ids >= vocabulary)).any() else None
 
 
 def untrainable(sampling: Sampling) -> bool:

@@ -91,6 +91,16 @@ def test_an_awaited_reward_that_comes_closes_the_group(make_trajectory: Make) ->
     assert ids(groups) == [["at-g-0-1"]]
 
 
+def test_a_reward_that_came_in_time_counts_however_late_it_is_read(make_trajectory: Make) -> None:
+    groups, late_ns = Groups(DEADLINE_S), T0 + 999 * NS_PER_S
+    t = make_trajectory(None, size=1, awaits=["judge"])
+    groups.offer(t, late_ns)
+    assert (ids(groups), groups.due(late_ns)) == ([], ["g"])
+    groups.offer(replace(t, revision=4, rewards=[RewardRef("rw", "judge", "final", 1.0)]), late_ns)
+    (group,) = groups.state.ready
+    assert ([t.revision for t in group.members], group.partial) == ([4], False)
+
+
 def test_a_deadline_closes_a_group_with_who_is_there_and_flags_it(make_trajectory: Make) -> None:
     groups = Groups(DEADLINE_S)
     groups.offer(make_trajectory(1.0, sample=0), T0)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from trainer_rig import Make, MemoryLog, Run, ToyTrainer, chain_of, filled
 
+from spanloop.infra.clock import NS_PER_S
 from spanloop.schemas.errors import DeliveryFailed, NoLiveEngine
-from spanloop.schemas.records import Batch, Worker
+from spanloop.schemas.packed import pack_ids
+from spanloop.schemas.records import Batch, RewardRef, Worker
 from spanloop.trainer.config import TrainerConfig
 
 
@@ -116,6 +118,57 @@ def test_late_revisions_are_counted_and_not_trained(config: TrainerConfig, make_
     run.start()
     assert run.reports[-1].late == 6
     assert {m.revision for b in run.batches for m in b.members} == {3}
+
+
+def test_a_trainer_behind_the_log_trains_on_rewards_that_came_in_time(
+    config: TrainerConfig, make_trajectory: Make
+) -> None:
+    first = [make_trajectory(None, group=g, sample=i, size=2, awaits=["judge"]) for g in "ab" for i in range(2)]
+    judged = [
+        replace(t, revision=4, rewards=[RewardRef("rw", "judge", "final", 1.0)], final_reward=float(t.context.sample))
+        for t in first
+    ]
+    run = Run(replace(config, total_steps=1), MemoryLog([first + judged]))
+    run.clock.advance((first[0].end_ns - run.clock.now_ns()) / NS_PER_S + 999.0)
+    run.start()
+    assert [m.revision for b in run.batches for m in b.members] == [4] * 4
+    assert (run.reports[0].groups_used, run.reports[0].late) == (2, 0)
+
+
+def test_an_outage_longer_than_the_deadline_costs_open_groups_no_member(
+    config: TrainerConfig, make_trajectory: Make
+) -> None:
+    (whole,) = filled(make_trajectory, 4, partitions=1).trajectories
+    run = Run(replace(config, total_steps=1), MemoryLog([whole[6:8] + whole[9:11] + whole[:6]]))
+    run.start()  # g2 and g3 are open in its checkpoint, a member short
+    run.clock.advance(2 * config.group_deadline_s)
+    run.log.trajectories[0] += [whole[8], whole[11]]
+    run.config = replace(config, total_steps=2)
+    run.start(silent=1)
+    assert [len(b.members) for b in run.batches] == [6, 6]
+    assert {d.reason for d in run.decisions} == {None}
+
+
+def test_an_end_without_a_new_step_leaves_the_checkpoint_alone(config: TrainerConfig, make_trajectory: Make) -> None:
+    run = Run(replace(config, checkpoint_every=2, total_steps=3), filled(make_trajectory, 8))
+    run.start()
+    manifest = config.checkpoint_dir / "step-000003" / "manifest.json"
+    before = manifest.stat()
+    run.start()
+    assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_rows_of_token_ids_that_the_policy_does_not_have_are_dropped(
+    config: TrainerConfig, make_trajectory: Make
+) -> None:
+    size = ToyTrainer().vocabulary()
+    members = [make_trajectory(float(i), sample=i) for i in range(4)]
+    for i, foreign in ((1, size), (2, -1), (3, size - 1)):
+        ids = pack_ids([foreign, 6, 7, 8, 9])
+        members[i] = replace(members[i], rows=[replace(members[i].rows[0], token_ids=ids)])
+    run = Run(replace(config, total_steps=1, groups_per_batch=1), MemoryLog([members]))
+    run.start()
+    assert (run.reports[0].rows, run.reports[0].rows_dropped) == (2, {"foreign_token_ids": 2})
 
 
 def test_only_the_newest_checkpoints_and_weights_are_kept(config: TrainerConfig, make_trajectory: Make) -> None:
