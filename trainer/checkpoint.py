@@ -50,7 +50,7 @@ def folder_of(checkpoint_dir: Path, step: int) -> Path:
 
 def newest(checkpoint_dir: Path) -> Path | None:
     """The newest whole checkpoint; None = there is none."""
-    found = [p for p in checkpoint_dir.glob("step-*") if (p / MANIFEST).exists() and not p.name.endswith(".tmp")]
+    found = [p for p in checkpoint_dir.glob("step-*[0-9]") if (p / MANIFEST).exists()]
     return max(found, key=lambda p: int(p.name.removeprefix("step-")), default=None)
 
 

@@ -32,6 +32,8 @@ WEIGHTS_FILE = "model.safetensors"
 # Everything in the first model's folder but its weights: configuration, tokenizer, chat template.
 NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf")
 PROBE_TOKENS = 16
+# Where a folder that is replaced lies until it is removed: a name that neither `step-*` nor `v*` matches.
+REPLACED = ".replaced"
 
 
 def stage_folder(target: Path, fill: Callable[[Path], None]) -> Path:
@@ -47,10 +49,17 @@ def stage_folder(target: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def install_folder(staged: Path, target: Path) -> None:
-    """Renames a staged folder into place: `target` is whole, or not there."""
-    shutil.rmtree(target, ignore_errors=True)  # left by a crash before its record was written
+    """Renames a staged folder into place: `target` is whole, or not there.
+
+    One that was there before is renamed aside first, for a kill while it is removed would leave half of it.
+    """
+    replaced = target.with_name(REPLACED)
+    shutil.rmtree(replaced, ignore_errors=True)  # left by such a kill
+    if target.exists():
+        target.rename(replaced)
     staged.rename(target)
     sync(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
