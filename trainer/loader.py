@@ -166,8 +166,8 @@ class LoaderService:
     def _load(self, engine: EngineClient, wanted: Resource) -> None:
         try:
             folder = checked_folder(wanted)  # before the engine is touched
+            self._held = None  # first, for an engine whose answer is lost may be paused all the same
             engine.pause()
-            self._held = None
             engine.reload(folder)
             self._check(engine, wanted)
             engine.stamp(str(wanted.version))

@@ -19,6 +19,8 @@ TIMEOUT_S = 10.0
 # Engine and trainer sum in other orders: fp32 differs by 1e-5, other weights by far more than this.
 PROBE_TOLERANCE = 1e-3
 CHUNK_BYTES = 1 << 20
+# What stands in front of an engine says so while it is away; about the weights that says nothing.
+AWAY = frozenset({502, 503, 504})
 
 
 class WeightsRefused(SpanloopError, ValueError):
@@ -26,7 +28,7 @@ class WeightsRefused(SpanloopError, ValueError):
 
 
 class EngineClient:
-    """Drives one engine. Raises Unavailable while it cannot be reached, WeightsRefused where it says no."""
+    """Drives one engine. Raises Unavailable while it is away, WeightsRefused where it says no."""
 
     def __init__(self, url: str, policy: str) -> None:
         self._policy = policy
@@ -81,7 +83,8 @@ class EngineClient:
         except httpx.TransportError as error:
             raise Unavailable(f"engine {self._http.base_url} cannot be reached: {error!r}; is it running?") from error
         if answer.is_error:
-            raise WeightsRefused(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
+            kind = Unavailable if answer.status_code in AWAY else WeightsRefused
+            raise kind(f"engine {self._http.base_url}: {method} {path}: {answer.status_code} {answer.text[:500]}")
         try:
             value: Any = answer.json() if answer.content else {}
         except ValueError:  # vLLM answers some admin calls with plain text

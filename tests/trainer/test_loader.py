@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -31,7 +32,7 @@ from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
 from spanloop.infra.settings import Settings
 from spanloop.schemas import topics
-from spanloop.schemas.errors import Fenced
+from spanloop.schemas.errors import Fenced, Unavailable
 from spanloop.schemas.records import Resource
 from spanloop.trainer.loader import LoaderService
 from spanloop.trainer.loader_engine import EngineClient
@@ -205,6 +206,34 @@ def test_weights_probed_after_the_resume_are_stamped_only_when_they_passed(
         until(lambda: loader.refused == 1 and version(http) == "1", "version 1 again")
         until(lambda: loader.loads == 2, "version 1 loaded again")
         assert answer(http) == before
+
+
+def test_an_engine_paused_by_a_call_without_an_answer_goes_on_where_the_version_is_then_refused(
+    embedded_settings: Settings,
+    engine: EngineProcess,
+    http: httpx.Client,
+    producer: Producer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pause, gone = EngineClient.pause, weights(tmp_path / "v2", 2)
+
+    def unanswered(client: EngineClient) -> None:
+        pause(client)
+        if gone.exists():
+            shutil.rmtree(gone)  # as a trainer prunes it
+            raise Unavailable("the connection was reset")
+
+    producer.send_wait(resource(1, weights(tmp_path / "v1", 1)))
+    loader = LoaderService(embedded_settings, engine.url, POLICY)
+    with running(loader):
+        until(lambda: loader.served == 1, "version 1 served")
+        monkeypatch.setattr(EngineClient, "pause", unanswered)
+        producer.send_wait(resource(2, gone))
+        until(lambda: loader.refused == 1, "version 2 refused")
+        until(lambda: loader.loads == 2, "version 1 loaded again")
+        assert http.get("/is_paused").json() == {"is_paused": False}
+    assert version(http) == "1"
 
 
 def test_a_second_loader_of_an_engine_is_refused(
