@@ -32,7 +32,7 @@ class StepReport:
     tokens_masked: dict[str, int]  # by reason, in rows that were looked at
     staleness_max: int | None
     staleness_mean: float | None
-    loss: float | None  # None = no optimiser step
+    loss: float | None  # None = no optimiser step, or not finite
     grad_norm: float | None
     skipped: str | None  # why there was no optimiser step
     late: int  # trajectories for closed groups, so far

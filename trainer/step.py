@@ -29,8 +29,8 @@ class StepResult:
     """What an optimiser step did."""
 
     loss: float
-    grad_norm: float  # before clipping
-    skipped: bool = False  # the gradient was not finite: weights are as before
+    grad_norm: float  # before clipping; of several parts the largest
+    skipped: bool = False  # no part's gradient was finite: weights are as before
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -38,7 +38,7 @@ class PolicyTrainer(Protocol):
     """A policy's weights and optimiser."""
 
     def step(self, parts: Sequence[Sequence[TrainRow]], seed: int) -> StepResult:
-        """One optimiser step per part, in order. A non-finite gradient leaves the weights as they are."""
+        """One optimiser step per part, in order. A part whose gradient is not finite leaves the weights as they are."""
         ...
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[Floats]:

@@ -106,11 +106,12 @@ class VerlTrainer:
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             metrics = tu.get(self._worker.train_mini_batch(data), "metrics")
         norms = [float(x) for x in np.ravel(metrics["grad_norm"])]
+        skipped = [n for n in norms if not math.isfinite(n)]  # verl applies each part or skips it by itself
         return StepResult(
             loss=math.fsum(stats.losses) / len(parts),
             grad_norm=max(norms, key=lambda n: (not math.isfinite(n), n)),
-            skipped=not all(map(math.isfinite, norms)),
-            metrics=_metrics(stats),
+            skipped=len(skipped) == len(norms),
+            metrics=_metrics(stats) | {"parts_skipped": float(len(skipped))},
         )
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[Floats]:

@@ -218,6 +218,20 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(
     assert any(not torch.equal(before[n], w) for n, w in trainer.weights().items())
 
 
+def test_of_several_parts_one_without_a_finite_gradient_is_left_out_and_counted(
+    built: Callable[..., PolicyTrainer], make_row: MakeRow
+) -> None:
+    trainer = built()
+    before = trainer.weights()
+    rows = rows_of(make_row)
+    broken = replace(rows[0], logprobs=np.where(rows[0].mask, math.nan, 0.0))
+    result = trainer.step([[broken], [rows[1]]], seed=1)
+    assert (result.skipped, result.metrics["parts_skipped"]) == (False, 1.0)
+    assert any(not torch.equal(before[n], w) for n, w in trainer.weights().items())
+    result = trainer.step([[broken], [broken]], seed=2)
+    assert (result.skipped, result.metrics["parts_skipped"]) == (True, 2.0)
+
+
 def test_a_resumed_trainer_goes_on_bit_for_bit(
     built: Callable[..., PolicyTrainer], make_row: MakeRow, tmp_path: Path
 ) -> None:
