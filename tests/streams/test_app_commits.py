@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from operator import attrgetter
 
 import pytest
 from events import batch, end, llm
 from in_thread import in_thread
-from waiting import GONE_WITHIN_S, until
+from waiting import GONE_WITHIN_S, LIMIT_S, until
 
 from spanloop.infra.producer import Ack, OnDelivery, Producer
 from spanloop.infra.settings import Settings
@@ -62,10 +63,17 @@ def lost(on_delivery: OnDelivery) -> None:
 def test_nothing_is_committed_past_a_trajectory_that_failed(
     embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, trouble: Trouble, said: type[Exception]
 ) -> None:
-    send_an_attempt(embedded_settings)
     befall(monkeypatch, trouble)
-    with pytest.raises(said):
-        AssemblerService(embedded_settings).run(threading.Event())
+    stop, service = threading.Event(), AssemblerService(embedded_settings)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(service.run, stop)
+        try:
+            until(lambda: service.app is not None and service.app.is_ready)
+            send_an_attempt(embedded_settings)
+            with pytest.raises(said):
+                done.result(LIMIT_S)
+        finally:
+            stop.set()
     assert committed(embedded_settings) == 0
 
 
