@@ -41,7 +41,7 @@ class _Calls:
     reasons: list[str | None]
 
 
-def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str, *, bounded: bool = False) -> Trajectory:
+def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str) -> Trajectory:
     """The trajectory of what is known of an attempt. digest: `attempt.digest()`, which the caller has at hand."""
     nodes = attempt.latest_spans()
     tree = Tree(nodes)
@@ -66,12 +66,10 @@ def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str, *, bounded: b
         flags.add("nonfinite_reward")
     if final is None and all(x is None for x in own):
         flags.add("unrewarded")
-    if bounded:
-        flags.add("bounded")
     return Trajectory(
         rollout_id=attempt.rollout_id,
         attempt_id=attempt.attempt_id,
-        revision=attempt.events,
+        revision=attempt.revision,
         input_digest=digest,
         context=context,
         status="unknown" if end is None else end.status,
@@ -93,8 +91,8 @@ def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str, *, bounded: b
     )
 
 
-def assembly_of(attempt: OpenAttempt, trajectory: Trajectory, now_ns: int, *, dropped: bool) -> Assembly:
-    """What is remembered of an emitted trajectory. dropped: closed by a bound, later events are not put in."""
+def assembly_of(attempt: OpenAttempt, trajectory: Trajectory, now_ns: int) -> Assembly:
+    """What is remembered of an emitted trajectory."""
     return Assembly(
         attempt_id=attempt.attempt_id,
         rollout_id=attempt.rollout_id,
@@ -102,7 +100,7 @@ def assembly_of(attempt: OpenAttempt, trajectory: Trajectory, now_ns: int, *, dr
         input_digest=trajectory.input_digest,
         spans_offset=attempt.spans_first,
         rewards_offset=attempt.rewards_first,
-        status="dropped" if dropped else "emitted",
+        status="emitted" if attempt.closed is None else "dropped",
         at_ns=now_ns,
         final=trajectory.final,
         spans_next=attempt.spans_next,
@@ -193,7 +191,8 @@ def _flags(attempt: OpenAttempt, tree: Tree, calls: Sequence[SpanNode], reasons:
         "missing_spans": attempt.spans_missing,
         "missing_rewards": attempt.rewards_missing,
         "no_end": attempt.end is None,
-        "no_llm_calls": not calls,
+        "no_llm_calls": not calls and attempt.closed is None,
+        "bounded": attempt.closed is not None,
         "conflict": attempt.conflicts() > 0,
         "skew": tree.skewed(),
         "failed": attempt.failed,

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from ..schemas.records import Reward, Trajectory
-from .nodes import EndNode, RewardNode, SpanNode
+from ..schemas.errors import InvalidRecord
+from ..schemas.records import Assembly, Reward, SpanBatch, Trajectory
+from .nodes import NODE_BYTES, EndNode, RewardNode, SpanNode, end_node, span_node
+from .rewards import check
 
 SUCCESS = {"succeeded", "unknown"}  # unknown: a status of a newer writer, about which nothing can be said
 
@@ -44,7 +46,8 @@ class OpenAttempt:
     spans_next: int | None = None
     rewards_first: int | None = None
     rewards_next: int | None = None
-    rebuilding: bool = False  # its earlier events are being read again
+    closed: int | None = None  # the revision that a bound closed it with: of what comes later only its end is put in
+    rebuilding: int = 0  # number of the Reread that brings its earlier events; 0 = they are all here
     echo_end: bool = False  # an end marker came while its earlier events were being read again
     rooted: bool = False  # a root span is there
     root_ended: bool = False  # a root span is over, as a plain OpenTelemetry trace's is at its end
@@ -53,6 +56,42 @@ class OpenAttempt:
     emitted: str | None = None  # digest of the last revision
     counted: Counter[str] = field(default_factory=Counter[str])  # drift, conflicts, ... of the last revision
     deadline_ns: int | None = None
+
+    def resume(self, known: Assembly) -> None:
+        """Goes on from what was emitted of it, without the events that made it."""
+        self.emitted = known.input_digest
+        if known.status == "dropped":
+            self.closed = known.revision
+            self.spans_first, self.spans_next = known.spans_offset, known.spans_next
+            self.rewards_first, self.rewards_next = known.rewards_offset, known.rewards_next
+
+    def take_batch(self, batch: SpanBatch, offset: int, now_ns: int) -> None:
+        """Takes a record of spans; of one for a closed attempt only the end marker."""
+        self.last_ns = now_ns
+        self.spans_first = offset if self.spans_first is None else min(self.spans_first, offset)
+        self.spans_next = max(self.spans_next or 0, offset + 1)
+        if self.closed is None:
+            if batch.begin and not self.begun:
+                self.begun = True
+                self.touch()
+            for span in batch.spans:
+                self.add_span(span_node(span, batch.producer_id, self.partition, offset))
+        if batch.end is not None:
+            self.add_end(end_node(batch.end, batch.producer_id, offset), now_ns)
+
+    def take_reward(self, node: RewardNode) -> None:
+        """Takes a record of rewards, one that is quarantined too; a closed attempt takes none."""
+        if self.closed is not None:
+            return
+        try:
+            check(node.reward)
+        except InvalidRecord:
+            self.refuse(node)
+        else:
+            self.add_reward(node)
+        first = self.rewards_first
+        self.rewards_first = node.offset if first is None else min(first, node.offset)
+        self.rewards_next = max(self.rewards_next or 0, node.offset + 1)
 
     def add_span(self, node: SpanNode) -> bool:
         """Takes a span event; False where it was there already."""
@@ -83,6 +122,7 @@ class OpenAttempt:
         if not versions:
             self.sent_rewards[node.reward.producer_id] += 1
         versions.append(node)
+        self.size += NODE_BYTES
         return self._changed()
 
     def refuse(self, node: RewardNode) -> bool:
@@ -90,6 +130,7 @@ class OpenAttempt:
         if node.digest in self.refused:
             return False
         self.refused.add(node.digest)
+        self.size += NODE_BYTES
         self.sent_rewards[node.reward.producer_id] += 1
         return self._changed()
 
@@ -114,6 +155,11 @@ class OpenAttempt:
         return True
 
     @property
+    def revision(self) -> int:
+        """How many events are in it."""
+        return self.events if self.closed is None else self.closed
+
+    @property
     def anchored(self) -> bool:
         """Whether more than late events is known of it: its begin, its end, or a root."""
         return self.begun or self.end is not None or self.rooted
@@ -135,8 +181,9 @@ class OpenAttempt:
 
     @property
     def complete(self) -> bool:
-        """All that was announced is there."""
-        return self.end is not None and not (self.absent or self.spans_missing or self.rewards_missing)
+        """All that was announced is there, or will not be put in."""
+        missing = self.closed is None and (self.absent or self.spans_missing or self.rewards_missing)
+        return self.end is not None and not missing
 
     def latest_spans(self) -> list[SpanNode]:
         """The version of each span that counts."""
@@ -161,7 +208,12 @@ class OpenAttempt:
         return Counter(drift=trajectory.drift, conflicts=self.conflicts(), orphaned=int("orphaned" in trajectory.flags))
 
     def digest(self) -> str:
-        """sha256 over the set of events, in hex; independent of order, duplicates and offsets."""
+        """sha256 over the set of events, in hex; independent of order, duplicates and offsets.
+
+        Of a closed attempt over its end marker, if it has one: that is all that anyone can tell of it again.
+        """
+        if self.closed is not None and self.end is not None:
+            return hashlib.sha256(b"closed" + self.end.digest).hexdigest()
         events = [n.event for v in self.spans.values() for n in v]
         events += [n.digest for v in self.rewards.values() for n in v]
         events += self.refused

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 
 from ..infra.clock import NS_PER_S
 from .attempt import OpenAttempt
 from .messages import Policy
+
+# Looks that may lie in the heap besides four for each attempt; beyond them the void ones are thrown out.
+SPARE = 1000
 
 
 def due_ns(attempt: OpenAttempt, policy: Policy) -> int:
@@ -17,8 +21,8 @@ def due_ns(attempt: OpenAttempt, policy: Policy) -> int:
         since = attempt.end_seen_ns if attempt.emitted is None else attempt.dirty_ns
         return since + _ns(policy.grace_s)
     last = attempt.first_ns + _ns(policy.absolute_s)
-    if attempt.begun:  # its end marker is owed to it; agents and tools may pause for long
-        return last
+    if attempt.begun or attempt.spans_first is None:
+        return last  # its end marker, or all its spans, are owed to it; agents, tools and brokers may pause for long
     wait = policy.grace_s if attempt.root_ended and not attempt.absent else policy.idle_s
     return min(attempt.last_ns + _ns(wait), last)
 
@@ -26,8 +30,9 @@ def due_ns(attempt: OpenAttempt, policy: Policy) -> int:
 class Deadlines:
     """One pending look per attempt. A look that comes too early sets the next, so a later one is never set anew."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, attempts: Mapping[str, OpenAttempt]) -> None:
         self._policy = policy
+        self._attempts = attempts
         self._heap: list[tuple[int, str]] = []
 
     def set(self, attempt: OpenAttempt) -> None:
@@ -36,6 +41,8 @@ class Deadlines:
         if attempt.deadline_ns is None or due < attempt.deadline_ns:
             attempt.deadline_ns = due
             heappush(self._heap, (due, attempt.attempt_id))
+            if len(self._heap) > SPARE + 4 * len(self._attempts):
+                self._sweep()
 
     def pop(self, now_ns: int) -> tuple[int, str] | None:
         """(when it was set for, attempt id) of one look that is due."""
@@ -48,6 +55,14 @@ class Deadlines:
             return True
         self.set(attempt)
         return False
+
+    def _sweep(self) -> None:
+        known = ((look, self._attempts.get(look[1])) for look in self._heap)
+        self._heap = [look for look, attempt in known if attempt is not None and attempt.deadline_ns == look[0]]
+        heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
 
 def _ns(seconds: float) -> int:

@@ -20,12 +20,13 @@ class Policy:
     """When an attempt is closed, and how much is held. Seconds, bytes."""
 
     grace_s: float = 2.0  # after an end marker whose counts are not met or whose tree has holes
-    idle_s: float = 600.0  # without any event, for attempts that have neither begin nor end marker
+    idle_s: float = 600.0  # without any event, for attempts that have spans and neither begin nor end marker
     absolute_s: float = 86_400.0  # after the first event, whatever comes
     hold_s: float = 30.0  # an emitted attempt's events stay in memory, so that a late one need not be read for
     max_events: int = 20_000  # spans and rewards of one attempt
     max_bytes: int = 128 << 20  # of one attempt
     max_open: int = 20_000  # attempts in memory
+    max_floating: int = 100_000  # rewards that wait for their rollout's final attempt, per partition
     max_total_bytes: int = 1 << 30  # of all attempts in memory
     max_remembered: int = 1_000_000  # emitted attempts whose offsets are kept, per partition
     rules: AssemblyRules = field(default_factory=AssemblyRules)
@@ -68,6 +69,7 @@ class Reread:
     attempt_id: str
     spans_offset: int | None
     rewards_offset: int | None
+    number: int  # from 1, never used again: an attempt that was forgotten and opened anew has another
 
 
 @dataclass(frozen=True, slots=True)

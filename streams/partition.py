@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ..schemas.records import Assembly
-from .messages import Source
+from .messages import Policy, Source
 from .nodes import RewardNode
 from .offsets import Held
 
@@ -13,14 +13,16 @@ from .offsets import Held
 class Partition:
     """Offsets held, attempts emitted, and rewards that wait for their rollout's final attempt."""
 
-    def __init__(self, number: int, spans: int, rewards: int, max_remembered: int) -> None:
+    def __init__(self, number: int, spans: int, rewards: int, policy: Policy) -> None:
         self.number = number
         self.spans = Held(spans)
         self.rewards = Held(rewards)
         self.emitted: OrderedDict[str, Assembly] = OrderedDict()  # attempt -> its last assembly
         self.finals: dict[str, str] = {}  # rollout -> its final attempt
-        self._max_remembered = max_remembered
+        self.endless: set[str] = set()  # attempts that a bound closed here, and whose end marker has not been read
+        self._policy = policy
         self._floating: OrderedDict[str, tuple[int, list[RewardNode]]] = OrderedDict()  # rollout -> (since, rewards)
+        self._floats = 0  # rewards in it
 
     def held(self, topic: Source) -> Held:
         """The book of one topic."""
@@ -41,8 +43,9 @@ class Partition:
         self.emitted[assembly.attempt_id] = assembly
         if assembly.final:
             self.finals.setdefault(assembly.rollout_id, assembly.attempt_id)
-        while len(self.emitted) > self._max_remembered:
+        while len(self.emitted) > self._policy.max_remembered:
             attempt_id, oldest = self.emitted.popitem(last=False)
+            self.endless.discard(attempt_id)
             if self.finals.get(oldest.rollout_id) == attempt_id:
                 del self.finals[oldest.rollout_id]
 
@@ -50,19 +53,22 @@ class Partition:
         """Keeps a reward that names only its rollout until an attempt of it is final."""
         rollout_id = node.reward.rollout_id
         self._floating.setdefault(rollout_id, (now_ns, []))[1].append(node)
+        self._floats += 1
         self.rewards.hold(("rollout", rollout_id), node.offset)
 
     def settle(self, rollout_id: str) -> list[RewardNode]:
         """Takes a rollout's waiting rewards out."""
         self.rewards.release(("rollout", rollout_id))
-        return self._floating.pop(rollout_id, (0, []))[1]
+        _, found = self._floating.pop(rollout_id, (0, []))
+        self._floats -= len(found)
+        return found
 
     def expired(self, since_ns: int) -> list[RewardNode]:
-        """Takes out the rewards that have waited since before `since_ns`."""
+        """Takes out the rewards that have waited since before `since_ns`, and the oldest while there are too many."""
         out: list[RewardNode] = []
         while self._floating:
             rollout_id, (at, _) = next(iter(self._floating.items()))
-            if at > since_ns:
+            if at > since_ns and self._floats <= self._policy.max_floating:
                 break
             out += self.settle(rollout_id)
         return out

@@ -214,26 +214,25 @@ class Shell:
         }
         starts = {at: max(offset or 0, low[at]) for at, offset in starts.items()}
         keys = {w.rollout_id.encode() for w in wanted}
-        numbers = {w.number for w in wanted}
 
         async def restore(messages: Sequence[Raw]) -> None:
             for raw in messages:
                 if raw.key in keys:
-                    await self._restore(raw, numbers)
+                    await self._restore(raw)
 
         await read(self.settings, NAME, starts, restore)
         for w in wanted:
             outputs = self.core.restored(w, self._clock.now_ns(), lost=w.number in lost)
             self._carry_out(outputs, None)
 
-    async def _restore(self, raw: Raw, numbers: set[int]) -> None:
+    async def _restore(self, raw: Raw) -> None:
         source = _source(raw.topic)
         part = self.core.partitions.get(raw.partition)
         if part is None or raw.offset >= part.held(source).position:
             return
         record = await self._again.record_async(raw)
         if isinstance(record, SpanBatch | Reward):
-            self.core.restore(Message(source, raw.partition, raw.offset, record), numbers)
+            self.core.restore(Message(source, raw.partition, raw.offset, record))
 
 
 def _source(topic: str) -> Source:

@@ -22,7 +22,7 @@ from spanloop.schemas.records import (
     VersionRun,
 )
 from spanloop.streams.assembler import Assembler
-from spanloop.streams.messages import Emitted, Message, Output, Policy
+from spanloop.streams.messages import Emitted, Message, Output, Policy, Reread
 
 T0_MS = 1_760_000_000_000
 MS = 1_000_000
@@ -155,6 +155,7 @@ class Bench:
     policy: Policy = field(default_factory=Policy)
     now: int = NOW
     out: list[Output] = field(default_factory=list[Output])
+    log: list[Message] = field(default_factory=list[Message])  # what was given
     spans: int = 0
     rewards: int = 0
 
@@ -166,7 +167,26 @@ class Bench:
         """Adds records in order; returns what they led to."""
         new: list[Output] = []
         for record in records:
-            new += self.assembler.add(self.message(record), self.now)
+            self.log.append(self.message(record))
+            new += self.assembler.add(self.log[-1], self.now)
+        self.out += new
+        return new
+
+    def reread(self, *wanted: Output, lost: bool = False) -> list[Output]:
+        """Gives everything again to the attempts that are wanted; returns what that led to."""
+        rereads = [output for output in wanted if isinstance(output, Reread)]
+        for message in [] if lost else self.log:
+            self.assembler.restore(message)
+        new = [o for reread in rereads for o in self.assembler.restored(reread, self.now, lost=lost)]
+        self.out += new
+        return new
+
+    def restart(self) -> list[Output]:
+        """Another assembler, which knows what was emitted and reads everything again."""
+        assemblies = {o.assembly.attempt_id: o.assembly for o in self.out if isinstance(o, Emitted)}
+        self.assembler = Assembler(self.policy)
+        self.assembler.assign(0, spans=0, rewards=0, assemblies=assemblies.values())
+        new = [o for message in self.log for o in self.assembler.add(message, self.now)]
         self.out += new
         return new
 

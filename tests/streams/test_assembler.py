@@ -213,8 +213,7 @@ def test_a_reward_a_day_later_is_a_new_revision() -> None:  # CA-11
     (reread,) = bench.give(rew(1.0, created=86_400_000))
     assert reread.__class__.__name__ == "Reread"
     assert len(bench.trajectories()) == 1
-    bench.assembler.restore(replace(bench.message(batch(llm("s1", [1], [2]), begin=True, end=end())), offset=0))
-    bench.out += bench.assembler.restored("at-1", bench.now)
+    bench.reread(reread)
     assert [(t.attempt_id, t.revision, t.final_reward) for t in bench.trajectories()] == [
         ("at-1", 1, None),
         ("at-1", 2, 1.0),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from events import Bench, batch, end, llm, rew, span
 
+from spanloop.schemas.records import Attempt
 from spanloop.streams.messages import Emitted, Late, Policy
 
 
@@ -16,7 +17,7 @@ def flagged(bench: Bench) -> list[str]:
     return [t.attempt_id for t in bench.trajectories() if "bounded" in t.flags]
 
 
-def test_an_attempt_with_too_many_spans_is_closed_and_its_later_events_are_only_counted() -> None:
+def test_an_attempt_with_too_many_spans_is_closed_and_of_its_later_events_only_the_end_is_put_in() -> None:
     bench = Bench(Policy(max_events=10))
     for i in range(11):
         bench.give(batch(span(f"s{i}", seq=i), begin=i == 0))
@@ -24,8 +25,9 @@ def test_an_attempt_with_too_many_spans_is_closed_and_its_later_events_are_only_
     (assembly,) = [o.assembly for o in bench.out if isinstance(o, Emitted)]
     assert assembly.status == "dropped"
     new = bench.give(batch(span("s99", seq=99)), rew(1.0), batch(end=end()))
-    assert [type(o) for o in new] == [Late] * 3
-    assert len(bench.trajectories()) == 1
+    assert [type(o) for o in new] == [Late, Late, Attempt, Emitted]
+    assert len(bench.trajectories()) == 2
+    bench.wait(31)
     assert (bench.assembler.attempts, bench.committable()) == ({}, {"spans": 13, "rewards": 1})
 
 
@@ -33,7 +35,7 @@ def test_an_attempt_with_too_many_bytes_is_closed() -> None:
     bench = Bench(Policy(max_bytes=100_000))
     bench.give(batch(llm("s1", range(30_000), [1]), begin=True))
     assert flagged(bench) == ["at-1"]
-    assert bench.assembler.size == 0
+    assert bench.assembler.memory.size == 0
 
 
 def test_beyond_the_number_of_open_attempts_the_one_touched_longest_ago_is_closed() -> None:
@@ -54,6 +56,31 @@ def test_beyond_the_bytes_of_all_attempts_emitted_ones_are_forgotten_before_open
     assert flagged(bench) == ["at-2"]
 
 
+def test_finished_attempts_are_forgotten_before_one_that_goes_on_is_closed_whoever_was_touched_last() -> None:
+    bench = Bench(Policy(max_open=3))
+    bench.give(batch(span("s0"), attempt="live", begin=True))
+    for i in range(10):
+        bench.give(batch(span("s0"), attempt=f"at-{i}", begin=True, end=end()))
+        bench.give(rew(1.0, rid=f"rw-{i}", attempt=f"at-{i}"))
+    assert (flagged(bench), set(bench.assembler.attempts)) == ([], {"live", "at-8", "at-9"})
+    bench.give(batch(span("late"), attempt="at-8", producer="gateway"))  # emitted again: at-9 is the older one now
+    bench.give(batch(span("s0"), attempt="live-2", begin=True))
+    assert set(bench.assembler.attempts) == {"live", "live-2", "at-8"}
+    bench.give(batch(span("s0"), attempt="live-3", begin=True))
+    assert (flagged(bench), set(bench.assembler.attempts)) == ([], {"live", "live-2", "live-3"})
+    bench.give(batch(span("s0"), attempt="live-4", begin=True))
+    assert flagged(bench) == ["live"]
+
+
+def test_an_attempt_in_its_grace_is_emitted_early_rather_than_closed_where_memory_runs_short() -> None:
+    bench = Bench(Policy(max_open=1))
+    bench.give(batch(llm("s1", [1], [2]), begin=True, end=end(span_count=2)), batch(span("s0"), attempt="at-2"))
+    assert bench.last().flags == ["missing_spans", "unrewarded"]
+    wanted = bench.give(batch(llm("s2", [1, 2, 3], [4], seq=2)))
+    bench.reread(*wanted)
+    assert (bench.last().revision, bench.last().flags) == (2, ["unrewarded"])
+
+
 def blocks() -> int:
     """Blocks of memory that Python holds, garbage left out: what is alive, whatever the machine's load."""
     gc.collect()
@@ -68,14 +95,16 @@ def test_ten_thousand_attempts_that_never_end_are_closed_and_leave_nothing_behin
         for i in range(2500):
             bench.give(replace(batch(*spans, begin=True), attempt_id=f"at-{wave}-{i}"))
         bench.out.clear()
+        bench.log.clear()
         open_blocks.append(blocks())
         bench.wait(7200)
         assert (bench.last(f"at-{wave}-0").flags, bench.assembler.attempts) == (
             ["no_end", "no_llm_calls", "unrewarded"], {},
         )  # fmt: skip
         bench.out.clear()
+        bench.log.clear()
         left_blocks.append(blocks())
-    assert (bench.assembler.counts["emitted"], bench.assembler.size) == (10_000, 0)
+    assert (bench.assembler.counts["emitted"], bench.assembler.memory.size) == (10_000, 0)
     assert bench.committable() == {"spans": 10_000, "rewards": 0}
     held = open_blocks[-1] - left_blocks[-1]
     assert held > 2500  # the figure sees what is held
@@ -92,7 +121,7 @@ def test_an_attempt_of_two_hours_is_closed_by_the_marker_of_its_time_out_and_fre
     bench.give(batch(producer="controller", end=end("timeout", failure_class="infra")))
     assert (bench.last().status, bench.last().span_count) == ("timeout", 120)
     bench.wait(31)
-    assert (bench.assembler.attempts, bench.assembler.size, bench.committable()["spans"]) == ({}, 0, 121)
+    assert (bench.assembler.attempts, bench.assembler.memory.size, bench.committable()["spans"]) == ({}, 0, 121)
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -109,10 +138,10 @@ def test_a_rollout_of_a_hundred_thousand_spans_does_not_stop_a_thousand_small_on
     if whole:
         assert (found.span_count, found.flags) == (large, ["no_llm_calls", "unrewarded"])
     else:
-        assert (found.span_count, "bounded" in found.flags) == (20_100, True)
+        assert (found.revision, found.final, "bounded" in found.flags) == (20_100, True, True)
         assert bench.assembler.counts["bounded_events"] == 1
     bench.wait(60)
-    assert (bench.assembler.attempts, bench.assembler.size, bench.committable()["spans"]) == ({}, 0, 2_000)
+    assert (bench.assembler.attempts, bench.assembler.memory.size, bench.committable()["spans"]) == ({}, 0, 2_000)
 
 
 def test_each_closing_by_a_bound_is_counted_under_the_bounds_name() -> None:
@@ -135,9 +164,23 @@ def test_rewards_that_wait_for_a_final_attempt_do_not_wait_for_ever() -> None:
     assert bench.committable() == {"spans": 0, "rewards": 1}
 
 
+def test_too_many_rewards_that_wait_for_a_final_attempt_drive_out_the_oldest() -> None:
+    bench = Bench(Policy(max_floating=2))
+    bench.give(*(rew(1.0, rid=f"rw-{i}", rollout=f"ro-{i}", attempt=None) for i in range(4)))
+    new = bench.wait(1)
+    assert [o.rollout_id for o in new if isinstance(o, Late)] == ["ro-0", "ro-1"]
+    assert bench.committable() == {"spans": 0, "rewards": 2}
+
+
+def test_rewards_count_among_the_bytes_in_memory() -> None:
+    bench = Bench(Policy(max_bytes=100_000))
+    bench.give(batch(span("s0"), begin=True), *(rew(1.0, rid=f"rw-{i}") for i in range(100)))
+    assert (flagged(bench), bench.assembler.memory.size) == (["at-1"], 0)
+
+
 def test_a_revoked_partition_leaves_nothing_behind() -> None:
     bench = Bench()
     bench.give(batch(llm("a", range(10_000), [1]), begin=True), rew(1.0, attempt=None))
     bench.assembler.revoke(0)
-    assert (bench.assembler.attempts, bench.assembler.size, bench.assembler.partitions) == ({}, 0, {})
+    assert (bench.assembler.attempts, bench.assembler.memory.size, bench.assembler.partitions) == ({}, 0, {})
     assert bench.wait(1e6) == []

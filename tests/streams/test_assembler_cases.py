@@ -76,10 +76,8 @@ def test_a_call_of_another_producer_behind_the_end_marker_is_in_the_one_revision
     bench.wait(waited_s)
     new = bench.give(batch(llm("s2", [1, 2, 3], [4], seq=1), producer="gateway"))
     if waited_s == 40.0:  # its events are no longer held: they are read again
-        assert new == [Reread(0, "ro-1", "at-1", 9, None)]
-        for record, offset in ((first, 9), (batch(end=end(span_count=1)), 10)):
-            bench.assembler.restore(replace(bench.message(record), offset=offset))
-        bench.out += bench.assembler.restored("at-1", bench.now)
+        assert new == [Reread(0, "ro-1", "at-1", 9, None, number=1)]
+        bench.reread(*new)
     found = bench.last()
     assert (ids(found), found.revision, found.calls[1].offset) == ([[1, 2, 3, 4]], 2, 11)
     counting = {t.attempt_id: t for t in sorted(bench.trajectories(), key=lambda t: t.revision)}
@@ -90,8 +88,8 @@ def test_a_call_behind_the_end_marker_whose_attempt_is_gone_is_flagged_and_makes
     bench = Bench(Policy(grace_s=5.0))
     bench.give(batch(llm("s1", [1], [2]), begin=True), batch(end=end(span_count=1)))
     bench.wait(40.0)
-    bench.give(batch(llm("s2", [1, 2, 3], [4], seq=1), producer="gateway"))
-    new = bench.assembler.restored("at-1", bench.now, lost=True)
+    wanted = bench.give(batch(llm("s2", [1, 2, 3], [4], seq=1), producer="gateway"))
+    new = bench.reread(*wanted, lost=True)
     assert [type(o) for o in new] == [Late]
     assert [(t.attempt_id, t.revision) for t in bench.trajectories()] == [("at-1", 1)]
 
@@ -259,9 +257,7 @@ def test_a_late_reward_and_its_revision_take_the_keys_of_the_spans_and_of_the_fi
     spans, late = batch(llm("s1", [1], [2]), begin=True, end=end()), rew(1.0, created=86_400_000)
     bench.give(spans)
     bench.wait(86_400)
-    bench.give(late)
-    bench.assembler.restore(replace(bench.message(spans), offset=0))
-    bench.out += bench.assembler.restored("at-1", bench.now)
+    bench.reread(*bench.give(late))
     first, second = bench.trajectories()
     assert ((first.revision, first.final_reward), (second.revision, second.final_reward)) == ((1, None), (2, 1.0))
     assert key_of(late) == key_of(spans)  # so one assembler has both, however many partitions there are

@@ -30,7 +30,7 @@ def test_a_plain_trace_is_closed_a_grace_after_its_root_ended_or_when_it_idles()
 
 
 def test_nothing_is_emitted_from_late_events_alone() -> None:
-    bench = Bench(Policy(idle_s=60))
+    bench = Bench(Policy(idle_s=60, absolute_s=61))
     bench.give(batch(llm("s1", [1], [2], parent="s0")), rew(1.0, attempt="at-2", rid="rw-9"))
     assert bench.committable() == {"spans": 0, "rewards": 0}
     new = bench.wait(61)
@@ -43,9 +43,9 @@ def test_a_late_event_whose_attempt_is_gone_is_reported_and_not_emitted() -> Non
     bench = Bench()
     bench.give(batch(llm("s1", [1], [2]), begin=True, end=end()))
     bench.wait(60)
-    bench.give(rew(1.0))
+    wanted = bench.give(rew(1.0))
     assert bench.committable() == {"spans": 1, "rewards": 0}
-    new = bench.assembler.restored("at-1", bench.now, lost=True)
+    new = bench.reread(*wanted, lost=True)
     assert [type(o) for o in new] == [Late]
     assert bench.committable() == {"spans": 1, "rewards": 1}
     assert bench.assembler.counts["late"] == 1

@@ -77,7 +77,7 @@ def run(order: list[Message], waits: list[int], policy: Policy) -> dict[str, Tra
             elif isinstance(output, Reread):
                 for message in seen:
                     assembler.restore(message)
-                carry_out(assembler.restored(output.attempt_id, now))
+                carry_out(assembler.restored(output, now))
 
     for message, wait in zip(order, waits, strict=True):
         seen.append(message)

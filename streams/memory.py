@@ -1,0 +1,56 @@
+"""The attempts in memory: how large they are, and whose events to let go of first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ..schemas.records import SpanBatch
+from .attempt import OpenAttempt
+from .nodes import RewardNode
+
+
+class Memory:
+    """Attempts by id. What was emitted can be read again, so it goes before what no revision holds yet."""
+
+    def __init__(self) -> None:
+        self.attempts: OrderedDict[str, OpenAttempt] = OrderedDict()  # least recently touched first
+        self.size = 0  # bytes held, roughly
+        self._emitted: OrderedDict[str, OpenAttempt] = OrderedDict()  # oldest first; some have changed again since
+
+    def touch(self, attempt_id: str) -> OpenAttempt | None:
+        """An attempt that something came for."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is not None:
+            self.attempts.move_to_end(attempt_id)
+        return attempt
+
+    def take_batch(self, attempt: OpenAttempt, batch: SpanBatch, offset: int, now_ns: int) -> None:
+        """Puts a record of spans into an attempt."""
+        before = attempt.size
+        attempt.take_batch(batch, offset, now_ns)
+        self.size += attempt.size - before
+
+    def take_reward(self, attempt: OpenAttempt, node: RewardNode) -> None:
+        """Puts a record of rewards into an attempt."""
+        before = attempt.size
+        attempt.take_reward(node)
+        self.size += attempt.size - before
+
+    def keep(self, attempt: OpenAttempt) -> None:
+        """Notes that an attempt was emitted and stays only so that it need not be read again."""
+        self._emitted[attempt.attempt_id] = attempt
+        self._emitted.move_to_end(attempt.attempt_id)
+
+    def free(self, attempt: OpenAttempt) -> None:
+        """Lets go of an attempt."""
+        self.attempts.pop(attempt.attempt_id, None)
+        self._emitted.pop(attempt.attempt_id, None)
+        self.size -= attempt.size
+
+    def spare(self) -> OpenAttempt:
+        """The attempt to let go of first: the one emitted longest ago, else the one touched longest ago."""
+        while self._emitted:
+            _, attempt = self._emitted.popitem(last=False)
+            if not attempt.dirty:
+                return attempt
+        return next(iter(self.attempts.values()))
