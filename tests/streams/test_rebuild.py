@@ -83,6 +83,7 @@ def test_a_rollout_is_read_from_the_topics_whoever_else_is_in_them(embedded_sett
             producer.send_wait(replace(event, rollout_id="ro-other", attempt_id="at-other"))
         producer.send_wait(replace(trajectory, revision=2, final_reward=None))
         producer.send_wait(trajectory)
+        producer.send_wait(replace(trajectory, flags=["no_end"], final=False))  # one without its end is the earlier
         producer.send_wait(replace(trajectory, rollout_id="ro-other", attempt_id="at-other"))
     out = from_log(embedded_settings, "ro-1")
     there = published(embedded_settings, "ro-1", {t.context.group_id for t in out.trajectories.values()})
