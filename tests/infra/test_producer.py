@@ -11,7 +11,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaException
 
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.kafka import Reader
@@ -185,37 +184,6 @@ def test_no_acknowledgement_in_time_is_told_and_close_fails_what_is_left(
         producer.close(0.1)
     assert isinstance(told[0], DeliveryFailed)
     assert producer.queued() == 0
-
-
-INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED = 22, 31
-
-
-def test_a_producer_that_has_failed_for_good_says_so_ever_after(own_broker: EmbeddedBroker, settings: Settings) -> None:
-    own_broker.refuse_next(INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED)
-    producer = Producer(settings, "test", encode=ENCODE)
-    with pytest.raises(DeliveryFailed):
-        producer.send_wait(task(1), WAIT_S)
-    with pytest.raises(DeliveryFailed, match=r"topic 'tasks' on .*start its process anew"):
-        producer.send(task(2))
-    with pytest.raises(DeliveryFailed, match="start its process anew"):
-        producer.check()
-    producer.close()
-
-
-def test_a_record_that_the_client_refuses_fails_alone(producer: Producer) -> None:
-    producer.send_wait(task(1))
-    with pytest.raises(DeliveryFailed, match=r"topic 'tasks' on .*[Pp]artition"):
-        producer.send(task(2), partition=99)
-    producer.check()
-    assert producer.send_wait(task(3)).offset == 1
-
-
-def test_in_transactions_what_librdkafka_raises_passes(settings: Settings) -> None:
-    producer = Producer(settings, "test", encode=ENCODE, transactional_id="tx")
-    with pytest.raises(KafkaException):
-        producer.send(task(1))
-    producer.check()
-    producer.close()
 
 
 def test_a_closed_producer_refuses_records_and_may_be_closed_again(producer: Producer) -> None:
