@@ -62,8 +62,8 @@ class PolicyTrainer(Protocol):
         ...
 
 
-def prepare_device() -> Device:
-    """Picks CUDA where there is one, else the CPU, and tells verl. Call it before verl is imported.
+def choose_device() -> Device:
+    """Picks CUDA where there is one, else the CPU, and tells verl, by the environment. Call it before verl is imported.
 
     The trainer is one process (world size 1): the rendezvous variables only fill in what verl insists on.
     """
@@ -76,6 +76,14 @@ def prepare_device() -> Device:
         wanted |= {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "spanloop.trainer.cpu_platform"}
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
+    return device
+
+
+def prepare_device() -> Device:
+    """Chooses a device and makes the process group that verl wants."""
+    import torch
+
+    device = choose_device()
     if not torch.distributed.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         # one process, so a store in memory does: no port is opened

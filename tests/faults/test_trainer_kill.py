@@ -42,16 +42,16 @@ from spanloop.trainer.tiny import make_policy
 from spanloop.trainer.weights import stage_weights
 
 CHILD = Path(__file__).with_name("trainer_child.py")
-LIFE_TIMEOUT_S = 150.0
 STEPS, GROUPS_PER_BATCH, MEMBERS = 6, 2, 3
+Kill = tuple[str, int]  # a point of the loop, a step
 # (where it is killed, groups in the log by then): the log still grows while it is down
-LIVES = (
-    (("recorded", "1"), 3),
-    (("stepped", "2"), 6),
-    (("checkpointed", "4"), 8),
-    (("published", "5"), 10),
-    (("decided", "5"), 11),
-    ((), STEPS * GROUPS_PER_BATCH),
+LIVES: tuple[tuple[Kill | None, int], ...] = (
+    (("recorded", 1), 3),
+    (("stepped", 2), 6),
+    (("checkpointed", 4), 8),
+    (("published", 5), 10),
+    (("decided", 5), 11),
+    (None, STEPS * GROUPS_PER_BATCH),
 )
 
 
@@ -98,20 +98,40 @@ def read_all(settings: Settings, topic: Topic) -> list[Record]:
         registry.close()
 
 
-def live(settings: Settings, config: TrainerConfig, kill: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """One process of the trainer, to its end or its kill."""
-    path = config.folder.with_suffix(".json")
-    given = {name: getattr(config, name) for name in config.__slots__}
-    path.write_text(json.dumps(given, default=str))
-    environment = os.environ | settings.environment() | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, str(CHILD), str(path), *kill],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIFE_TIMEOUT_S,
-        check=False,
-    )
+class Lives:
+    """Starts lives of a trainer one after another; what they said is in `log`."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        with log.open("w") as said:
+            self._parent = subprocess.Popen(
+                [sys.executable, str(CHILD)],
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
+
+    def live(self, settings: Settings, config: TrainerConfig, kill: Kill | None) -> int:
+        """The exit status of a trainer that ran to its end or its kill."""
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        given = {name: getattr(config, name) for name in config.__slots__}
+        life = {"environment": settings.environment(), "config": given, "kill": kill}
+        self._parent.stdin.write(json.dumps(life, default=str) + "\n")
+        self._parent.stdin.flush()
+        return int(self._parent.stdout.readline())
+
+    def __enter__(self) -> Lives:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parent.kill()
+        self._parent.wait()
+        for pipe in (self._parent.stdin, self._parent.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def witness(config: TrainerConfig, batches: Sequence[Batch], lineage: Lineage) -> list[str]:
@@ -157,15 +177,16 @@ def test_a_trainer_killed_at_every_point_of_a_step_publishes_the_weights_of_an_u
     )
     producer = Producer(settings, "test")
     written = 0
-    for kill, groups in LIVES:
-        for group in range(written, groups):
-            for sample in range(MEMBERS):
-                producer.send(member(group, sample))
-            producer.send(member(group, 0, revision=9))  # comes for a closed group, or wins before it closes
-        producer.flush()
-        written = groups
-        done = live(settings, config, kill)
-        assert done.returncode == (-signal.SIGKILL if kill else 0), done.stderr[-4000:]
+    with Lives(tmp_path / "lives.log") as lives:
+        for kill, groups in LIVES:
+            for group in range(written, groups):
+                for sample in range(MEMBERS):
+                    producer.send(member(group, sample))
+                producer.send(member(group, 0, revision=9))  # comes for a closed group, or wins before it closes
+            producer.flush()
+            written = groups
+            status = lives.live(settings, config, kill)
+            assert status == (-signal.SIGKILL if kill else 0), lives.log.read_text()[-4000:]
     producer.close()
 
     batches = [r for r in read_all(settings, BATCHES) if isinstance(r, Batch)]
