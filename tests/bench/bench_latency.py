@@ -21,7 +21,7 @@ from spanloop.infra.settings import Settings
 from spanloop.infra.stack import EmbeddedStack
 from spanloop.parts import Processes
 from spanloop.schemas import ids
-from spanloop.schemas.records import SpanBatch, Task, Trajectory
+from spanloop.schemas.records import Span, SpanBatch, Task, Trajectory
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import SPANS, TRAJECTORIES
 
@@ -48,7 +48,7 @@ class Watch:
         """Milliseconds task → start, end → trajectory, span → SQL, and task → trajectory."""
         task = Task(ids.rollout_id(), "bench", mode="val", created_ns=time.time_ns())
         self._producer.send_wait(task)
-        spans = []
+        spans: list[Span] = []
         for record in self._records():
             if record.rollout_id != task.rollout_id:
                 continue
@@ -57,7 +57,7 @@ class Watch:
                 continue
             there_ns = time.time_ns()
             # an agent's first span starts when it does; its last one is the last to become visible
-            started_ns, ended_ns = min(s.start_ns for s in spans), max(s.end_ns for s in spans)
+            started_ns, ended_ns = min(s.start_ns for s in spans), max(s.end_ns or 0 for s in spans)
             visible_ns = self._visible_ns(task.rollout_id, len(spans))
             return (
                 (started_ns - task.created_ns) / NS_PER_MS,

@@ -234,7 +234,10 @@ class Away:
 def test_a_gateway_that_cannot_catch_up_stops_when_told_to(
     embedded_settings: Settings, producer: Producer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gateway_follow, "connect", lambda *_: Away())
+    def away(_: Settings) -> Away:
+        return Away()
+
+    monkeypatch.setattr(gateway_follow, "connect", away)
     producer.send_wait(Attempt("ro-1", "at-1", "preparing"))
     service = GatewayService(embedded_settings, port=0)
     with in_thread(service, DEADLINE_S):

@@ -52,7 +52,10 @@ class Reads:
 
 
 def follower(trouble: SpanloopError, monkeypatch: pytest.MonkeyPatch) -> Follower:
-    monkeypatch.setattr(gateway_follow, "Reader", lambda *_: Reads(trouble))
+    def reads(_: Settings, __: str) -> Reads:
+        return Reads(trouble)
+
+    monkeypatch.setattr(gateway_follow, "Reader", reads)
     engines, quarantine = Engines(GatewayPolicy()), Quarantine(cast("Producer", None), "gateway", 0)
     return Follower(Settings(registry_url="http://127.0.0.1:1"), Attempts(), engines, quarantine)
 
