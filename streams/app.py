@@ -26,7 +26,7 @@ from ..infra.kafka import Names, Position
 from ..infra.process import collect_seldom, new_loop
 from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
-from ..schemas.errors import ConfigError, SpanloopError
+from ..schemas.errors import ConfigError, SpanloopError, Unavailable
 from ..schemas.topics import REWARDS, SPANS
 from .faust_offsets import commit, end_offsets
 from .faust_settings import faust_settings
@@ -262,7 +262,7 @@ class AssemblerService:
         # a start waits for partitions, and must not keep a crash or a stop waiting
         starting = asyncio.ensure_future(app.start())
         try:
-            while not (stop.is_set() or app.crashed or (starting.done() and starting.exception())):
+            while not (stop.is_set() or app.crashed or _has_failed(starting)):
                 await asyncio.sleep(STOP_POLL_S)
         finally:
             try:
@@ -274,9 +274,16 @@ class AssemblerService:
             await asyncio.wait([starting])
         if isinstance(app.crash_reason, (OffsetOutOfRangeError, NoOffsetForPartitionError)):
             raise await asyncio.to_thread(meaning, app.settings, NAME, app.crash_reason) from app.crash_reason
+        if starting.cancelled() or isinstance(app.crash_reason, asyncio.CancelledError):
+            raise Unavailable(f"the assembler's consumer was cut off from {app.settings.bootstrap} as it started")
         if app.crash_reason is not None:
             raise app.crash_reason
         starting.result()
+
+
+def _has_failed(starting: asyncio.Future[None]) -> bool:
+    """False too of one that goes on or has succeeded; a crash in another part of Faust cancels it."""
+    return starting.done() and (starting.cancelled() or starting.exception() is not None)
 
 
 def __getattr__(name: str) -> AssemblerApp:

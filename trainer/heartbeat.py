@@ -64,7 +64,7 @@ class Heartbeat:
         )
         try:
             self._producer.send(beat, on_delivery=_told)
-        except BackPressure as error:  # the next beat tells the same
+        except (BackPressure, DeliveryFailed) as error:  # the next beat tells the same; the loop ends if none can
             log.warning("a heartbeat was not sent: %s", error)
 
 

@@ -98,6 +98,7 @@ class LoaderService:
             try:
                 while not stop.is_set():
                     inbox.follow(stop)
+                    producer.check()
                     self._keep_lease()
                     self._tend(engine)
             finally:
