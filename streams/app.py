@@ -218,6 +218,7 @@ class AssemblerApp(App):
     async def _reread(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            await self._ready.wait()  # until then records that a reread looks for may not have been read a first time
             if self._shell().rereads:
                 await self._shell().reread()
 
@@ -274,10 +275,10 @@ class AssemblerService:
             await asyncio.wait([starting])
         if isinstance(app.crash_reason, (OffsetOutOfRangeError, NoOffsetForPartitionError)):
             raise await asyncio.to_thread(meaning, app.settings, NAME, app.crash_reason) from app.crash_reason
-        if starting.cancelled() or isinstance(app.crash_reason, asyncio.CancelledError):
-            raise Unavailable(f"the assembler's consumer was cut off from {app.settings.bootstrap} as it started")
-        if app.crash_reason is not None:
+        if app.crash_reason is not None and not isinstance(app.crash_reason, asyncio.CancelledError):
             raise app.crash_reason
+        if starting.cancelled() or app.crash_reason is not None:
+            raise Unavailable(f"the assembler's consumer was cut off from {app.settings.bootstrap} as it started")
         starting.result()
 
 

@@ -6,7 +6,7 @@ What must survive is in `Rollout` records; the rest is rebuilt from them and fro
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,6 +37,8 @@ TIMERS_SPARE = 1000
 TIMERS_EACH = 4
 # Decisions are kept for 7 days; older groups can no longer be told open from closed, and hold no credit.
 DECISIONS_KEPT_S = 7 * 24 * 3600.0
+# Decisions remembered, a third of a kilobyte each: a member that comes after a million other groups is not waited for.
+MAX_DECIDED = 1_000_000
 # What one order, resource or outage changes in 100,000 rollouts takes as many ticks as keep transactions short.
 CHANGES_A_TICK = 1000
 
@@ -190,7 +192,9 @@ class ControllerState:
     policies: set[str] = field(default_factory=set[str])  # resources of kind policy
     waiting: dict[str, set[str]] = field(default_factory=dict[str, set[str]])  # resource -> rollouts that wait for it
     waking: deque[str] = field(default_factory=deque[str])  # those whose resource has come, not yet queued again
-    decided: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])  # (run, group) -> when
+    decided: OrderedDict[tuple[str, str], int] = field(  # (run, group) -> when; oldest first
+        default_factory=OrderedDict[tuple[str, str], int]
+    )
     drained: set[str] = field(default_factory=set[str])  # workers' ids and names by order; "*" is all of them
     cancelling: dict[str, Cancelling] = field(default_factory=dict[str, "Cancelling"])  # runs
     timers: list[Timer] = field(default_factory=list[Timer])
@@ -242,10 +246,10 @@ class ControllerState:
         self.decided[run_id, group_id] = at_ns
 
     def forget_decisions(self, now_ns: int) -> None:
-        """Drops those that a restart would no longer find."""
+        """Drops those that a restart would no longer find, and the oldest of too many."""
         while self.decided:
             (run_id, group_id), at_ns = next(iter(self.decided.items()))
-            if after(at_ns, DECISIONS_KEPT_S) > now_ns:
+            if after(at_ns, DECISIONS_KEPT_S) > now_ns and len(self.decided) <= MAX_DECIDED:
                 return
             del self.decided[run_id, group_id]
             self.run_of(run_id).closed.discard(group_id)

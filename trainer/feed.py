@@ -45,6 +45,16 @@ class Feed(Protocol):
         ...
 
 
+def marked(feed: Feed) -> bool:
+    """Marks the log's end; False where the broker does not tell it, as in an outage, which a waiting trainer bears."""
+    try:
+        feed.mark()
+    except Unavailable as error:
+        log.warning("groups that are due wait: %s", error)
+        return False
+    return True
+
+
 def check(record: Record) -> None:
     """Holds a trajectory's packed fields to each other. Raises InvalidRecord."""
     if isinstance(record, Trajectory):

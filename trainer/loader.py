@@ -167,8 +167,7 @@ class LoaderService:
     def _load(self, engine: EngineClient, wanted: Resource) -> None:
         try:
             folder = checked_folder(wanted)  # before the engine is touched
-            self._held = None  # first, for an engine whose answer is lost may be paused all the same
-            engine.pause()
+            self._pause(engine)
             engine.reload(folder)
             self._check(engine, wanted)
             engine.stamp(str(wanted.version))
@@ -186,6 +185,15 @@ class LoaderService:
             self._versions.good(wanted)
             self._say(wanted.version)
             log.info("engine %s serves policy %r version %d", self._url, self._policy, wanted.version)
+
+    def _pause(self, engine: EngineClient) -> None:
+        """Afterwards it holds no version for sure: one whose answer is lost may be paused; one that refuses is not."""
+        held, self._held = self._held, None
+        try:
+            engine.pause()
+        except WeightsRefused:
+            self._held = held
+            raise
 
     def _check(self, engine: EngineClient, wanted: Resource) -> None:
         if not self._verify or wanted.probe is None:

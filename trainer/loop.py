@@ -30,7 +30,7 @@ from . import checkpoint
 from .batch import Plan, StepContext, mini_batches, plan
 from .config import TrainerConfig
 from .engines import EngineWatch
-from .feed import Feed, KafkaFeed
+from .feed import Feed, KafkaFeed, marked
 from .groups import ClosedGroup, Groups
 from .heartbeat import Heartbeat
 from .journal import Journal, KafkaJournal
@@ -202,8 +202,7 @@ class TrainerLoop:
     def _close_due(self) -> None:
         """Closes groups by time, as it was at a mark that the feed has reached: rewards in the log by then count."""
         now_ns = self._clock.now_ns()
-        if self._marked_ns is None and self.groups.due(now_ns):
-            self._feed.mark()
+        if self._marked_ns is None and self.groups.due(now_ns) and marked(self._feed):
             self._marked_ns = now_ns
         if self._marked_ns is not None and self._feed.reached():
             self.groups.tick(self._marked_ns)

@@ -9,6 +9,7 @@ from controller_rig import SECOND, restarted
 from dispatch_rig import Play, group, tasks, trainer, worker
 
 from spanloop.schemas.records import Attempt, Decision, Limits, Worker
+from spanloop.streams import controller_state
 from spanloop.streams.controller_state import DECISIONS_KEPT_S
 
 
@@ -63,6 +64,15 @@ def test_a_decision_is_forgotten_with_its_run_once_a_restart_would_not_find_it()
     play.do(Decision("tr-1", 1, "new", "a", at_ns=play.now))
     assert play.state.runs.keys() == {"new"}
     assert play.state.decided.keys() == {("new", "a")}
+
+
+def test_of_too_many_decisions_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_state, "MAX_DECIDED", 2)
+    play = Play()
+    for name in ("a", "b", "c"):
+        play.do(Decision("tr-1", 1, "run", name, at_ns=play.now))
+    assert list(play.state.decided) == [("run", "b"), ("run", "c")]
+    assert play.state.runs["run"].closed == {"b", "c"}
 
 
 def test_a_group_larger_than_the_whole_credit_goes_alone() -> None:

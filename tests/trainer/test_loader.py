@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -12,18 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from loader_rig import (
-    DEADLINE_S,
-    POLICY,
-    PROBE_IDS,
-    answer,
-    beats,
-    probe_of,
-    resource,
-    running,
-    version,
-    weights,
-)
+from loader_rig import DEADLINE_S, POLICY, PROBE_IDS, answer, beats, probe_of, resource, running, version, weights
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] its stubs are loose
 from waiting import until
 
@@ -35,7 +25,7 @@ from spanloop.schemas import topics
 from spanloop.schemas.errors import Fenced, Unavailable
 from spanloop.schemas.records import Resource
 from spanloop.trainer.loader import LoaderService
-from spanloop.trainer.loader_engine import EngineClient
+from spanloop.trainer.loader_engine import EngineClient, WeightsRefused
 from spanloop.trainer.tiny import make_policy
 
 
@@ -234,6 +224,27 @@ def test_an_engine_paused_by_a_call_without_an_answer_goes_on_where_the_version_
         until(lambda: loader.loads == 2, "version 1 loaded again")
         assert http.get("/is_paused").json() == {"is_paused": False}
     assert version(http) == "1"
+
+
+def test_an_engine_that_refuses_to_pause_goes_on_serving_what_it_has(
+    embedded_settings: Settings,
+    engine: EngineProcess,
+    producer: Producer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_: EngineClient) -> None:
+        raise WeightsRefused("POST /pause: status 500")
+
+    producer.send_wait(resource(1, weights(tmp_path / "v1", 1)))
+    loader = LoaderService(embedded_settings, engine.url, POLICY)
+    with running(loader):
+        until(lambda: loader.served == 1, "version 1 served")
+        monkeypatch.setattr(EngineClient, "pause", refused)
+        producer.send_wait(resource(2, weights(tmp_path / "v2", 2)))
+        until(lambda: loader.refused == 1, "version 2 refused")
+        time.sleep(0.5)
+        assert (loader.refused, loader.served) == (1, 1)
 
 
 def test_a_second_loader_of_an_engine_is_refused(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trainer_rig import Make, MemoryLog, Run, ToyTrainer, chain_of, filled
+from trainer_rig import Make, MemoryFeed, MemoryLog, Run, ToyTrainer, chain_of, filled
 
 from spanloop.infra.clock import NS_PER_S
-from spanloop.schemas.errors import DeliveryFailed, NoLiveEngine
+from spanloop.schemas.errors import DeliveryFailed, NoLiveEngine, Unavailable
 from spanloop.schemas.packed import pack_ids
 from spanloop.schemas.records import Batch, RewardRef, Worker
 from spanloop.trainer.config import TrainerConfig
@@ -98,6 +98,24 @@ def test_no_engine_fresh_enough_stops_the_trainer_by_name(config: TrainerConfig)
     )
     with pytest.raises(NoLiveEngine, match="engine-1 serves 99"):
         run.start()
+
+
+def test_a_broker_that_is_away_when_a_group_is_due_is_waited_for(
+    config: TrainerConfig, make_trajectory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, calls = MemoryFeed.mark, iter(range(1000))
+
+    def away(feed: MemoryFeed) -> None:
+        if 1 <= next(calls) <= 3:  # the first is of the start
+            raise Unavailable("all brokers are down")
+        mark(feed)
+
+    monkeypatch.setattr(MemoryFeed, "mark", away)
+    config = replace(config, total_steps=1, groups_per_batch=1, no_engine_s=None)
+    run = Run(config, MemoryLog([[make_trajectory(1.0)]]))
+    run.start()
+    assert run.reports[0].groups == 1
+    assert next(calls) > 4
 
 
 def test_an_engine_that_keeps_up_lets_the_trainer_wait(config: TrainerConfig, make_trajectory: Make) -> None:
