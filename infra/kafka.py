@@ -226,6 +226,7 @@ class Member(_Client):
         )
 
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
+        consumer.resume(parts)  # in the client a pause outlives its assignment, and who paused may not know any more
         try:
             fresh = self._first_offsets(consumer, parts)
             refused = bool(fresh) and not _commit_first(consumer, fresh)

@@ -101,8 +101,8 @@ class Term:
         ends = [r for r in out if isinstance(r, SpanBatch)]
         inside = [r for r in out if not isinstance(r, SpanBatch)]
         if inside or offsets:
-            group = consumer.consumer_group_metadata()
-            self._bounded("a transaction", lambda: self._transact(inside, offsets, group))
+            # what the group is called now is asked within the bound too: the client's own thread answers, with no limit
+            self._bounded("a transaction", lambda: self._transact(inside, offsets, consumer.consumer_group_metadata()))
             if offsets and self._settings.profile == "embedded":
                 # the embedded broker takes offsets in a transaction but does not keep them
                 consumer.commit(offsets=self._on_broker(offsets), asynchronous=False)

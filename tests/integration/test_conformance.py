@@ -103,6 +103,27 @@ def test_a_new_groups_first_offsets_are_committed_before_it_reads(settings: Sett
     assert [m.offset for m in found] == [1]
 
 
+def test_a_pause_ends_with_the_assignment_it_was_made_under(settings: Settings, producer: Producer) -> None:
+    first = Member(settings, "test", [SPANS])
+    until(lambda: first.poll() == [] and len(first.assignment()) == settings.partitions, "the whole assignment")
+    first.pause(first.assignment())
+    second = Member(settings, "test", [SPANS])
+
+    def holds(count: int) -> bool:
+        first.poll(timeout_s=0.05)
+        second.poll(timeout_s=0.05)
+        return len(first.assignment()) == count
+
+    until(lambda: holds(settings.partitions // 2), "a shared assignment")
+    second.close()
+    until(lambda: first.poll() == [] and len(first.assignment()) == settings.partitions, "the whole assignment again")
+    for i in range(16):
+        producer.send(batch(f"ro-{i}", 0))
+    producer.flush()
+    take([first], 16, [])
+    first.close()
+
+
 def test_what_a_member_leaves_behind_is_taken_over_without_gap(
     settings: Settings, producer: Producer, lookup: Registry
 ) -> None:
