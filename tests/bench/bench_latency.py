@@ -25,7 +25,7 @@ from spanloop.schemas.records import Span, SpanBatch, Task, Trajectory
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import SPANS, TRAJECTORIES
 
-ROLLOUTS, WARM_UP = 100, 5
+ROLLOUTS, WARM_UP = 50, 5
 AGENT = f"{Path(__file__).parent / 'noop_agent.py'}:noop"
 PATIENCE_S = 60.0
 POLL_S = 0.002
