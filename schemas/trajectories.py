@@ -100,6 +100,11 @@ class Trajectory:
     drift: int = 0  # calls whose prompt broke off inside an open row
     end_ns: int = 0  # of the end marker, Unix time in nanoseconds
 
+    @property
+    def age(self) -> tuple[int, bool]:
+        """Orders revisions, which do not count the end marker: of equal ones that with an end is the later."""
+        return self.revision, "no_end" not in self.flags
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:

@@ -136,14 +136,9 @@ def published(settings: Settings, rollout_id: str, group_ids: Iterable[str | Non
             except InvalidRecord:  # nobody can read it: a dead letter where it is consumed
                 continue
             known = last.get(found.attempt_id)
-            if found.rollout_id == rollout_id and (known is None or _age(found) >= _age(known)):
+            if found.rollout_id == rollout_id and (known is None or found.age >= known.age):
                 last[found.attempt_id] = found
     return last
-
-
-def _age(trajectory: Trajectory) -> tuple[int, bool]:
-    """Of equal revisions that with an end is the later, wherever they lie."""
-    return trajectory.revision, "no_end" not in trajectory.flags
 
 
 def _read(reader: Reader, positions: Sequence[Position], wanted: Callable[[Raw], bool]) -> Iterator[Raw]:

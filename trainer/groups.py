@@ -82,11 +82,6 @@ def _try(t: Trajectory) -> tuple[int, str]:
     return t.context.attempt_number, t.attempt_id
 
 
-def _is_later(t: Trajectory, held: Trajectory) -> bool:
-    """A revision does not count the end marker: of equal ones that with an end is the later."""
-    return (t.revision, "no_end" not in t.flags) > (held.revision, "no_end" not in held.flags)
-
-
 def rewards_settled(t: Trajectory, now_ns: int | None) -> bool:
     """True once the rewards it awaits have come, or at `now_ns` are not waited for any longer."""
     if set(t.context.await_rewards) <= {r.name for r in t.rewards}:
@@ -110,7 +105,7 @@ class Groups:
         group = self.state.open.setdefault(group_id, OpenGroup(now_ns, t.context.group_size))
         group.size = max(group.size, t.context.group_size)
         held = group.attempts.get(t.attempt_id)
-        if held is not None and not _is_later(t, held):
+        if held is not None and t.age <= held.age:
             return "superseded"
         group.attempts[t.attempt_id] = t
         if group.complete():
