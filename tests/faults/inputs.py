@@ -27,10 +27,11 @@ FLUSH_S = 60.0
 UNKNOWN_ID = 999_999_999
 # SP-22: three random bytes; the right magic byte and a schema id that nobody knows; JSON.
 POISON = (b"\x93\xf1\x07", frame(UNKNOWN_ID, b"body"), b'{"rollout_id": "ro-1"}')
-# Who reads each topic all the time, under the name in its dead letters. Others read some only when they start.
+# Who reads every record of each topic, under the name in its dead letters. Others read some only when they start; a
+# trainer that starts takes up `workers` at its end, as the engines will tell of themselves again.
 READERS: dict[str, frozenset[str]] = {
     "tasks": frozenset({"controller"}),
-    "workers": frozenset({"controller", "gateway", "trainer"}),
+    "workers": frozenset({"controller", "gateway"}),
     "spans": frozenset({"assembler"}),
     "rewards": frozenset({"assembler"}),
     "attempts": frozenset({"controller", "gateway"}),
