@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from ..schemas.errors import ConfigError
@@ -30,6 +30,10 @@ LOCAL: dict[str, Any] = {
     "registry_url": "http://127.0.0.1:18081",
     "clickhouse_url": "http://spanloop:spanloop@127.0.0.1:8123",
 }
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -90,7 +94,7 @@ class Settings(BaseSettings):
     """OTLP endpoint for spanloop's own metrics and traces; empty = off."""
     log_format: Literal["console", "json"] = "console"
     """How log lines look: for people, or one JSON object a line."""
-    log_level: Literal["", "debug", "info", "warning", "error"] = ""
+    log_level: Annotated[Literal["", "debug", "info", "warning", "error"], BeforeValidator(_lower)] = ""
     """What is logged; empty = as the command has it: warnings, with --verbose also info."""
 
     def __init__(self, **values: Any) -> None:

@@ -28,15 +28,14 @@ class Bounded:
     librdkafka does not keep the time-outs of its transactional calls where the coordinator dies in the middle of one.
     """
 
-    def __init__(self, stop: threading.Event, limit_s: float) -> None:
+    def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
-        self._limit_s = limit_s
         self.stuck = False
         """A call was given up: what it worked on must not be touched any more."""
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="bounded", daemon=True).start()
 
-    def __call__(self, name: str, work: Callable[[], object]) -> None:
+    def __call__(self, name: str, work: Callable[[], object], limit_s: float) -> None:
         """What the call raises; Unavailable where it takes longer than the limit, or goes on after `stop`."""
         call = _Call(work)
         self._calls.put(call)
@@ -46,9 +45,9 @@ class Bounded:
             now = time.monotonic()
             if told is None and self._stop.is_set():
                 told = now
-            self.stuck = now - begun > self._limit_s or (told is not None and now - told > STOP_PATIENCE_S)
+            self.stuck = now - begun > limit_s or (told is not None and now - told > STOP_PATIENCE_S)
             if self.stuck:
-                why = "told to stop" if told is not None else f"{self._limit_s:g} s are the limit; is a broker down?"
+                why = "told to stop" if told is not None else f"{limit_s:g} s are the limit; is a broker down?"
                 raise Unavailable(f"{name} did not come back after {now - begun:.1f} s: {why}")
         if call.error is not None:
             raise call.error

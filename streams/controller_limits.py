@@ -20,7 +20,6 @@ MOST_DOUBLINGS = 40
 # A task travels on inside an assignment and a rollout, each with ids and texts of its own, and with its pins resolved.
 TASK_MAX_BYTES = ASSIGNMENTS.max_bytes - 64 * 1024
 PIN_BYTES = 16  # of one pin beside its name
-ID_MAX = 1000  # characters; an id is written up to three times in one record
 _PLAIN = Task("", "")
 
 
@@ -38,11 +37,6 @@ def why_invalid(task: Task) -> str | None:
     if not math.isfinite(task.credit.gamma):
         return f"credit.gamma is {task.credit.gamma}, expected a finite number"
     return why_impossible(task.limits)
-
-
-def why_long(name: str, value: str) -> str | None:
-    """Why an id cannot be written into further records; None if it can."""
-    return None if len(value) <= ID_MAX else f"{name} has {len(value)} characters, expected at most {ID_MAX}"
 
 
 def why_too_large(task: Task, size: int) -> str | None:

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from ..schemas.orders import ALL_WORKERS, ORDER_KEY
 from ..schemas.records import Rollout, Task
-from .controller_limits import why_long
 from .controller_queue import Run
 from .controller_state import CHANGES_A_TICK, Cancelling, ControllerState, WorkerView
 from .controller_table import apply
+from .texts import why_long
 
 RUN_KEY = f"{ORDER_KEY}run/"
 WORKER_KEY = f"{ORDER_KEY}worker/"

@@ -27,9 +27,10 @@ from ..schemas.records import Attempt, Decision, Resource, Task, Worker
 from ..schemas.serde import Decoder
 from ..schemas.topics import ATTEMPTS, DECISIONS, RESOURCES, TASKS, WORKERS
 from .controller import ORDERS, ControllerPolicy, ControllerState, Event, Refused
-from .controller_limits import why_long, why_too_large, without_long
+from .controller_limits import why_too_large, without_long
 from .controller_orders import why_refused
 from .controller_term import Term
+from .texts import why_long
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,12 @@ from .controller_restore import restore
 
 log = logging.getLogger(__name__)
 
-TRANSACTION_TIMEOUT_S = 30.0
-# For all calls of a transaction together: past it the producer is given up and a new one fences it.
-STUCK_S = 1.5 * TRANSACTION_TIMEOUT_S
+# The first of a cluster waits until the broker has made the topic in which it keeps them.
+INIT_TIMEOUT_S = 30.0
+TRANSACTION_TIMEOUT_S = 10.0
+# For all calls of a transaction together, over what each allows itself: past it the producer is given up and a new one
+# fences it. After the death of a lone broker every second transaction needs that, and nothing is given out meanwhile.
+STUCK_S = 15.0
 RETRY_PAUSE_S = 0.05
 # The broker ends a transaction in the background and answers "again" to the next until it has: at the default pause of
 # 100 ms that would be the latency of every second assignment. A transaction is flushed at once, so nothing lingers.
@@ -65,11 +68,11 @@ class Term:
         self._producer = Producer(settings, "controller", encode=encode, client=self._client)
         self._placed: deque[Placed] = deque()
         self.state = ControllerState(policy=policy)
-        self._bounded = Bounded(stop, STUCK_S)
-        self._bounded("init_transactions", self._init)
+        self._bounded = Bounded(stop)
+        self._bounded("init_transactions", self._init, 1.5 * INIT_TIMEOUT_S)
 
     def _init(self) -> None:
-        self._call(lambda: self._client.init_transactions(TRANSACTION_TIMEOUT_S), "init_transactions")
+        self._call(lambda: self._client.init_transactions(INIT_TIMEOUT_S), "init_transactions", INIT_TIMEOUT_S)
 
     def restore(self, taking: Taking, committed: Mapping[Position, int]) -> None:
         """Reads what is known. The epoch is the wall clock in ns, or one above the last where that is higher:
@@ -102,7 +105,9 @@ class Term:
         inside = [r for r in out if not isinstance(r, SpanBatch)]
         if inside or offsets:
             # what the group is called now is asked within the bound too: the client's own thread answers, with no limit
-            self._bounded("a transaction", lambda: self._transact(inside, offsets, consumer.consumer_group_metadata()))
+            self._bounded(
+                "a transaction", lambda: self._transact(inside, offsets, consumer.consumer_group_metadata()), STUCK_S
+            )
             if offsets and self._settings.profile == "embedded":
                 # the embedded broker takes offsets in a transaction but does not keep them
                 consumer.commit(offsets=self._on_broker(offsets), asynchronous=False)
@@ -161,8 +166,8 @@ class Term:
         except KafkaException as error:  # the next term's init_transactions aborts it
             log.warning("abort_transaction: %s", error)
 
-    def _call(self, call: Callable[[], None], name: str) -> None:
-        deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
+    def _call(self, call: Callable[[], None], name: str, limit_s: float = TRANSACTION_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + limit_s
         while True:
             try:
                 return call()

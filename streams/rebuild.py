@@ -22,6 +22,7 @@ from ..schemas.serde import Decoder, to_plain
 from ..schemas.topics import REWARDS, SPANS, TOPICS, TRAJECTORIES, partition_of
 from .assembler import Assembler
 from .messages import Emitted, Late, Message, Output, Policy, Refused, Source
+from .texts import check_ids
 
 MAX_DIFFERENCES = 30
 
@@ -151,6 +152,7 @@ def _decoded(messages: Iterable[Raw], decoder: Decoder, remarks: list[str]) -> I
         source: Source = "spans" if m.topic == SPANS.name else "rewards"
         try:
             record = None if m.value is None else decoder.decode_topic(TOPICS[source], m.value, m.headers)
+            check_ids(record)
         except InvalidRecord as error:
             remarks.append(f"{m.topic}[{m.partition}]@{m.offset} cannot be read: {error}")
             record = None

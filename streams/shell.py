@@ -30,7 +30,7 @@ from .messages import SOURCES, Emitted, Late, Message, Output, Policy, Refused, 
 from .no_calls import NoCalls
 from .partition import Partition
 from .reading import read
-from .texts import short
+from .texts import check_ids, short
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Shell:
             part = parts.get(raw.partition)
             if part is None or not self._awaits(part, raw):
                 continue
-            record = await self._taking.record_async(raw)
+            record = await self._taking.record_async(raw, check_ids)
             if not self._awaits(part, raw):
                 continue
             assert record is None or isinstance(record, SpanBatch | Reward)
@@ -230,7 +230,7 @@ class Shell:
         part = self.core.partitions.get(raw.partition)
         if part is None or raw.offset >= part.held(source).position:
             return
-        record = await self._again.record_async(raw)
+        record = await self._again.record_async(raw, check_ids)
         if isinstance(record, SpanBatch | Reward):
             self.core.restore(Message(source, raw.partition, raw.offset, record))
 

@@ -1,9 +1,33 @@
-"""How much of a text for people travels on into further records, beside what else they hold."""
+"""How much of an id, and of a text for people, travels on into further records, beside what else they hold."""
 
 from __future__ import annotations
 
+from ..schemas.errors import InvalidRecord
+from ..schemas.records import Reward, SpanBatch
+
+ID_MAX = 1000  # characters; an id is written up to three times in one record
 # A controller's record holds two beside a whole task, in the 64 KiB that a task must leave; four bytes a character.
 TEXT_MAX = 4000
+
+
+def why_long(name: str, value: str | None) -> str | None:
+    """Why an id cannot be written into further records; None if it can."""
+    if value is None or len(value) <= ID_MAX:
+        return None
+    return f"{name} has {len(value)} characters, expected at most {ID_MAX}"
+
+
+def check_ids(record: object) -> None:
+    """Raises InvalidRecord where an id of an event is too long for what is written about its attempt."""
+    if not isinstance(record, SpanBatch | Reward):
+        return
+    wrong = why_long("rollout_id", record.rollout_id) or why_long("attempt_id", record.attempt_id)
+    if wrong is None and isinstance(record, SpanBatch) and record.end is not None:
+        context = record.end.context
+        named = {n: getattr(context, n) for n in ("run_id", "group_id", "worker_id", "data_id", "data_source")}
+        wrong = next(filter(None, (why_long(f"context.{n}", v) for n, v in named.items())), None)
+    if wrong is not None:
+        raise InvalidRecord("unsupported", wrong)
 
 
 def short(text: str | None) -> str | None:

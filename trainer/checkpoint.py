@@ -51,7 +51,11 @@ def folder_of(checkpoint_dir: Path, step: int) -> Path:
 def newest(checkpoint_dir: Path) -> Path | None:
     """The newest whole checkpoint; None = there is none."""
     found = [p for p in checkpoint_dir.glob("step-*[0-9]") if (p / MANIFEST).exists()]
-    return max(found, key=lambda p: int(p.name.removeprefix("step-")), default=None)
+    return max(found, key=_step_of, default=None)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def save(
@@ -63,7 +67,7 @@ def save(
     *,
     keep: int,
 ) -> None:
-    """Writes a checkpoint by rename and removes all but the newest `keep`."""
+    """Writes a checkpoint by rename and removes all but the newest `keep`, and what a kill left half written."""
 
     def fill(folder: Path) -> None:
         trainer.save(folder)
@@ -74,7 +78,7 @@ def save(
 
     target = folder_of(checkpoint_dir, manifest.step)
     install_folder(stage_folder(target, fill), target)
-    for old in sorted(checkpoint_dir.glob("step-*[0-9]"))[:-keep]:
+    for old in [*sorted(checkpoint_dir.glob("step-*[0-9]"), key=_step_of)[:-keep], *checkpoint_dir.glob("step-*.tmp")]:
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -147,14 +147,14 @@ class LoaderService:
 
     def _look(self, engine: EngineClient) -> None:
         """Whether the engine is there, and still has what was loaded: one that was restarted has not."""
-        self._look_at_s = self._clock.steady_s() + BEAT_S
+        first, self._look_at_s = self._look_at_s == 0.0, self._clock.steady_s() + BEAT_S
         try:
             version = engine.version()
             if not self._reachable:
                 mode = engine.logprobs_mode()
                 self._software = {} if mode is None else {"logprobs_mode": mode}
-        except Unavailable as error:
-            if self._reachable:
+        except (Unavailable, WeightsRefused) as error:  # what says no to this question is no engine, or not yet
+            if self._reachable or first:
                 log.warning("%s", error)
             self._reachable, self._held = False, None
             self._changed.set()

@@ -33,6 +33,11 @@ def test_librdkafka_settings_are_read_from_a_table_and_from_json(folder: Path, m
     assert Settings().kafka["sasl.username"] == "me"
 
 
+def test_a_log_level_may_be_written_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPANLOOP_LOG_LEVEL", "INFO")
+    assert Settings().log_level == "info"
+
+
 def test_an_unknown_key_of_the_file_is_an_error_naming_it(folder: Path) -> None:
     (folder / "spanloop.toml").write_text('bootstrapp = "broker:9092"\n')
     with pytest.raises(ConfigError, match="bootstrapp: there is no such setting"):

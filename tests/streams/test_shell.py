@@ -10,12 +10,15 @@ from events import batch, end, span
 
 from spanloop.infra.kafka import Message
 from spanloop.infra.producer import OnDelivery, Producer
+from spanloop.infra.quarantine import Quarantine
+from spanloop.infra.registry import encoder
 from spanloop.infra.settings import Settings
 from spanloop.infra.taking import Taking
-from spanloop.schemas.records import Attempt, SpanBatch
+from spanloop.schemas.errors import InvalidRecord
+from spanloop.schemas.records import Attempt, AttemptContext, SpanBatch
 from spanloop.schemas.topics import Record
 from spanloop.streams.shell import Shell
-from spanloop.streams.texts import TEXT_MAX
+from spanloop.streams.texts import ID_MAX, TEXT_MAX
 
 NUMBER = 0
 
@@ -88,3 +91,27 @@ def test_an_end_that_is_too_long_for_attempts_is_told_in_short(shell: Shell, mon
     assert reason is not None
     assert reason.startswith("ay")
     assert len(reason) < 2 * TEXT_MAX
+
+
+LONG = "x" * (ID_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        batch(span("s1"), rollout=LONG),
+        batch(span("s1"), attempt=LONG),
+        batch(end=end(context=AttemptContext(group_id=LONG))),
+    ],
+    ids=["rollout_id", "attempt_id", "group_id"],
+)
+def test_an_event_with_an_id_that_nothing_could_be_written_under_is_set_aside(
+    shell: Shell, embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, event: SpanBatch
+) -> None:
+    refused = list[InvalidRecord]()
+    monkeypatch.setattr(Quarantine, "put", lambda _self, _message, error: refused.append(error))  # pyright: ignore[reportUnknownLambdaType]
+    value = encoder(embedded_settings).encode(event)
+    asyncio.run(shell.take([Message("spans", NUMBER, 5, b"ro-1", value)]))
+    assert [error.reason for error in refused] == ["unsupported"]
+    assert shell.core.attempts == {}
+    assert shell.positions(NUMBER)["spans"] == 6
