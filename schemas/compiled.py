@@ -181,17 +181,18 @@ class _Reader(_Compiler):
 
     def __init__(self, classes: Mapping[str, type]) -> None:
         numbers = {"read_size": read_size, "read_long": read_long, "read_block": read_block}
-        super().__init__({**numbers, "double": DOUBLE.unpack_from, "new": object.__new__, **classes})
+        super().__init__({**numbers, "double": DOUBLE.unpack_from, **classes})
 
     def body(self, function: str, schema: Type) -> Lines:
         kind, fields = schema["name"], [(self.fresh(), field["name"], field["type"]) for field in schema["fields"]]
         lines = [line for name, _, value in fields for line in self.value(value, name)]
-        lines.append(f"record = new({kind})")
-        for name, field, _ in fields:
-            # a frozen class's own __init__ takes as long as reading all its fields
-            self.scope[f"set_{kind}_{field}"] = getattr(self.scope[kind], field).__set__
-            lines.append(f"set_{kind}_{field}(record, {name})")
-        return [f"def {function}(data, at):", *_indent([*lines, "return record, at"])]
+        # A frozen class's own __init__ takes as long as reading all its fields. So an object of an ordinary class with
+        # the same slots is filled, and then becomes one of the frozen class.
+        self.scope[f"open_{kind}"] = type(kind, (), {"__slots__": self.scope[kind].__slots__})
+        lines.append(f"record = open_{kind}()")
+        lines += [f"record.{field} = {name}" for name, field, _ in fields]
+        lines += [f"record.__class__ = {kind}", "return record, at"]
+        return [f"def {function}(data, at):", *_indent(lines)]
 
     def plain(self, kind: str, name: str) -> Lines:
         return _READ_PLAIN[kind].format(name).split("\n")
