@@ -160,7 +160,9 @@ class _Writer(_Compiler):
         return [f"if {name}:", *_indent(block), "out += b'\\0'"]
 
 
-_READ_SIZE = "size = data[at]\nat += 1\nif size & 129: size, at = read_size(data, at - 1)\nelse: size >>= 1"
+# one byte that is even and below 128 is a number from 0 to 63, most often all there is
+_READ_SHORT = "{0} = data[at]\nat += 1\nif {0} & 129: {0}, at = {1}(data, at - 1)\nelse: {0} >>= 1"
+_READ_SIZE = _READ_SHORT.format("size", "read_size")
 _READ_LONG = (
     "{0} = data[at]\nat += 1\nif {0} & 128: {0}, at = read_long(data, at - 1)\nelse: {0} = ({0} >> 1) ^ -({0} & 1)"
 )
@@ -210,7 +212,7 @@ class _Reader(_Compiler):
     def enum(self, schema: Type, name: str) -> Lines:
         symbols = f"symbols_{schema['name']}"
         self.scope[symbols] = tuple(schema["symbols"])
-        return ["index, at = read_size(data, at)", f"{name} = {symbols}[index]"]
+        return [*_READ_SHORT.format("index", "read_size").split("\n"), f"{name} = {symbols}[index]"]
 
     def record(self, schema: Type, name: str) -> Lines:
         return [f"{name}, at = {self.function(schema)}(data, at)"]
@@ -225,9 +227,10 @@ class _Reader(_Compiler):
         return self._items(f"{name} = {{}}", lines)
 
     def _items(self, empty: str, lines: Lines) -> Lines:
-        count, block = self.fresh(), "{0}, at = read_block(data, at)"
-        loop = [f"for _ in range({count}):", *_indent(lines), block.format(count)]
-        return [empty, block.format(count), f"while {count}:", *_indent(loop)]
+        count = self.fresh()
+        block = _READ_SHORT.format(count, "read_block").split("\n")
+        loop = [f"for _ in range({count}):", *_indent(lines), *block]
+        return [empty, *block, f"while {count}:", *_indent(loop)]
 
 
 def compile_writer(schema: Type) -> Callable[[Any], bytes]:

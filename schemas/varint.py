@@ -5,6 +5,7 @@ from __future__ import annotations
 # Seven bits are one lookup, fourteen another: a timestamp in nanoseconds takes five steps instead of nine.
 _ONE = [bytes((i,)) for i in range(1 << 7)]
 _PAIR = [bytes((i & 127 | 128, i >> 7 | 128)) for i in range(1 << 14)]
+_EIGHT_MARKS = sum(128 << 7 * i for i in range(8))  # the bits that say "more follows"
 
 
 def write_long(value: int) -> bytes:
@@ -24,9 +25,22 @@ def read_long(data: bytes, at: int) -> tuple[int, int]:
 
     Raises IndexError where the data ends, ValueError for more than 64 bits.
     """
-    byte = data[at]
-    at += 1
-    rest, shift = byte & 127, 7
+    first = data[at]
+    if first < 128:
+        return (first >> 1) ^ -(first & 1), at + 1
+    second = data[at + 1]
+    if second < 128:
+        return (first & 127 | second << 7) >> 1 ^ -(first & 1), at + 2
+    nine = data[at : at + 9]
+    if len(nine) == 9:  # as long as a timestamp of today
+        a, b, c, d, e, f, g, h, last = nine
+        if a & b & c & d & e & f & g & h & 128 and last < 128:
+            rest = a + (b << 7) + (c << 14) + (d << 21) + (e << 28) + (f << 35) + (g << 42) + (h << 49) + (last << 56)
+            rest -= _EIGHT_MARKS
+            return (rest >> 1) ^ -(rest & 1), at + 9
+    at += 2
+    rest, shift = first & 127 | (second & 127) << 7, 14
+    byte = second
     while byte & 128:
         byte = data[at]
         at += 1

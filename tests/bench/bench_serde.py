@@ -12,6 +12,7 @@ from spanloop.schemas.serde import Decoder, Encoder, LocalSchemas, local_ids
 
 SPANS = 100
 ROUNDS = 60
+START_NS = 1_764_550_000_123_456_789  # as wide as those of today
 ATTRIBUTES = json.dumps({"gen_ai.system": "openai", **{f"attribute.{i}": f"value {i}" for i in range(11)}})
 
 
@@ -20,9 +21,9 @@ def span(call: ModelCall | None) -> Span:
         ids.trace_id(),
         ids.span_id(),
         "chat",
-        1,
+        START_NS,
         parent_span_id=ids.span_id(),
-        end_ns=2,
+        end_ns=START_NS + 1_234_567_890,
         attributes=ATTRIBUTES,
         call=call,
     )
