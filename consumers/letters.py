@@ -17,12 +17,17 @@ from ..infra.registry import connect
 from ..infra.settings import Settings
 from ..infra.to_end import to_end
 from ..schemas.errors import InvalidRecord, Reason
-from ..schemas.records import DeadLetter
+from ..schemas.records import DeadLetter, Task
 from ..schemas.serde import HEADER, MAGIC, Decoder, decode_body, schema_json, to_plain
-from ..schemas.topics import DEAD_LETTERS, TOPICS
+from ..schemas.topics import ASSIGNMENTS, ATTEMPTS, BATCHES, DEAD_LETTERS, TASKS, TOPICS
 from .plain import plain
 
 REPLAYED: Reason = "replayed"
+# Where what comes last counts, of a key, an attempt or a trainer's steps, or is obeyed when it comes: an old record put
+# behind newer ones would undo them. Elsewhere readers know a repeat by its identity, revision or version.
+LAST_COUNTS = frozenset(t.name for t in TOPICS.values() if "compact" in t.cleanup) | {
+    ASSIGNMENTS.name, ATTEMPTS.name, BATCHES.name
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +107,13 @@ def note(put: Put, now_ns: int) -> DeadLetter:
     )
 
 
-def plan(letter: Letter, done: Collection[int], partitions: int, *, again: bool = False) -> Put | Kept:
+def plan(
+    letter: Letter, done: Collection[int], partitions: int, *, decoder: Decoder, again: bool = False
+) -> Put | Kept:
     """What to do with a letter. `done`: letters replayed before; `partitions`: of its topic.
 
-    It goes to the partition it came from, which its key names too, but for assemblies and assignments. Only what could
-    be read now is put back: else its reader would refuse it again.
+    It goes to the partition it came from, which its key names too. Only what could be read now is put back: else its
+    reader would refuse it again; and only what no later record can have replaced. Raises Unavailable.
     """
     dead = letter.dead
     why = None
@@ -116,13 +123,26 @@ def plan(letter: Letter, done: Collection[int], partitions: int, *, again: bool 
         why = f"{dead.topic!r} is no topic that can be replayed"
     elif not 0 <= dead.partition < partitions:
         why = "was never in the log: nothing is to be put back"
+    elif dead.topic in LAST_COUNTS:
+        why = f"a later record may have replaced it; read it with `dlq show {letter.offset}`"
     elif not dead.key:
         why = "has no key: its reader would refuse it again"
     elif dead.raw is not None and (len(dead.raw) < HEADER.size or dead.raw[0] != MAGIC):
         why = "has no schema id in front (one in a header is not kept): its reader would refuse it again"
+    elif dead.topic == TASKS.name and dead.raw is not None:
+        why = _why_no_work(dead.raw, decoder)
     if why is not None:
         return Kept(letter.offset, why)
     return Put(letter.offset, dead.topic, dead.partition, dead.key or b"", dead.raw)
+
+
+def _why_no_work(raw: bytes, decoder: Decoder) -> str | None:
+    """Why a task is kept, None if it is work. An order is obeyed whenever it comes; a later one may have lifted it."""
+    try:
+        action = decoder.decode(Task, raw).action
+    except InvalidRecord as error:
+        return f"cannot be told from an order ({error})"
+    return None if action == "run" else f"is an order ({action}): a later one may have lifted it; if not, give it anew"
 
 
 def summary(letters: Iterable[Letter]) -> Counter[tuple[str, str, str]]:

@@ -14,8 +14,10 @@ from confluent_kafka import Message as Delivered
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import partitions
 from ..infra.producer import Producer
+from ..infra.registry import connect
 from ..infra.settings import Settings
 from ..schemas.errors import DeliveryFailed
+from ..schemas.serde import Decoder
 from ..schemas.topics import TOPICS
 from .letters import Kept, Letter, Put, Selection, note, plan, read, replayed
 
@@ -38,16 +40,22 @@ def replay(
 ) -> Iterator[Done]:
     """Puts back the letters that are meant, in their order; each is noted once the broker has it.
 
-    A crash between the two puts one back twice, which readers know by its identities. Raises DeliveryFailed.
+    A crash between the two puts one back twice, which readers know by its identities. Raises DeliveryFailed,
+    Unavailable.
     """
     now = (clock or SystemClock()).now_ns
     done = replayed(read(settings, bodies=False))
-    with closing(Producer(settings, "dlq-replay", linger_ms=0)) as producer:
+    with (
+        closing(connect(settings)) as registry,
+        closing(Producer(settings, "dlq-replay", linger_ms=0)) as producer,
+    ):
+        decoder = Decoder(registry)
         for letter in read(settings, first=wanted.first):
             if not wanted.takes(letter):
                 continue
             topic = TOPICS.get(letter.dead.topic)
-            put = plan(letter, done, 0 if topic is None else partitions(settings, topic), again=again)
+            count = 0 if topic is None else partitions(settings, topic)
+            put = plan(letter, done, count, decoder=decoder, again=again)
             if isinstance(put, Kept) or dry_run:
                 yield Done(letter, put)
                 continue

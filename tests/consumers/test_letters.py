@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from sink_rig import Lab
 
-from spanloop.consumers.letters import Kept, Letter, Put, Selection, note, plan, read, replayed, shown, summary
+from spanloop.consumers.letters import Kept, Letter, Put, Selection, note, read, replayed, shown, summary
+from spanloop.consumers.letters import plan as plan_with
 from spanloop.consumers.replay import HEADER, replay
 from spanloop.infra.kafka import Message, Reader
 from spanloop.infra.producer import Producer
+from spanloop.infra.registry import encoder
 from spanloop.infra.settings import Settings
+from spanloop.schemas import orders
 from spanloop.schemas.records import DeadLetter, Reward, SpanBatch, Task
 from spanloop.schemas.serde import Decoder, Encoder, LocalSchemas, encode_body, local_ids
 from spanloop.schemas.topics import REWARDS, TASKS, TOPICS, Topic, partition_of
@@ -21,6 +25,7 @@ from spanloop.schemas.topics import REWARDS, TASKS, TOPICS, Topic, partition_of
 REWARD = Reward("rw-1", "ro-1", "judge", value=1.0)
 RAW = Encoder(local_ids()).encode(REWARD)
 DEAD = DeadLetter("assembler", "rewards", 2, 17, "nonfinite_reward", b"ro-1", RAW, "NaN", 5)
+plan = partial(plan_with, decoder=Decoder(LocalSchemas()))
 
 
 def letter(offset: int = 3, **changes: Any) -> Letter:
@@ -47,6 +52,34 @@ def test_what_would_only_be_refused_again_is_kept(changes: dict[str, Any], why: 
     kept = plan(letter(**changes), (), 4)
     assert isinstance(kept, Kept)
     assert why in kept.why
+
+
+# What is made of each topic: put back where a repeat is known as one, kept where it would undo what came later.
+GOES_BACK = {"tasks", "spans", "rewards", "trajectories", "decisions", "resources"}
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_what_a_later_record_may_have_replaced_is_kept(topic: str) -> None:
+    raw = Encoder(local_ids()).encode(Task("ro-1", "run")) if topic == "tasks" else RAW
+    found = plan(letter(topic=topic, partition=0, reason="unknown_schema_id", raw=raw), (), 1, again=True)
+    assert isinstance(found, Put) is (topic in GOES_BACK)
+    if isinstance(found, Kept) and topic != "dead-letters":
+        assert found.why == "a later record may have replaced it; read it with `dlq show 3`"
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (Encoder(local_ids()).encode(orders.pause_run("run")), "is an order (pause): a later one may have lifted it"),
+        (Encoder(local_ids()).encode(orders.cancel("ro-1", "run")), "is an order (cancel)"),
+        (b"\0\0\0\0\x63broken", "cannot be told from an order (unknown_schema_id: "),
+    ],
+    ids=["of a run", "of a rollout", "who knows"],
+)
+def test_an_order_is_kept_for_it_would_be_obeyed_now(raw: bytes, why: str) -> None:
+    kept = plan(letter(topic="tasks", partition=0, raw=raw), (), 1)
+    assert isinstance(kept, Kept)
+    assert kept.why.startswith(why)
 
 
 def test_in_sql_a_letter_tells_when_it_was_put_back_and_the_note_is_none_itself(lab: Lab) -> None:
@@ -121,9 +154,10 @@ def everything(settings: Settings, topic: Topic) -> list[Message]:
 
 def test_replaying_puts_the_very_bytes_back_and_notes_it(embedded_settings: Settings) -> None:
     partition = partition_of("ro-1", embedded_settings.partitions)
+    task = encoder(embedded_settings).encode(Task("ro-1", "run"))
     with closing(Producer(embedded_settings, "test")) as producer:
         producer.send_wait(replace(DEAD, partition=partition))
-        producer.send_wait(replace(DEAD, partition=0, topic="tasks", raw=b"\0\0\0\0\x63broken", reason="undecodable"))
+        producer.send_wait(replace(DEAD, partition=0, topic="tasks", raw=task, reason="undecodable"))
         producer.send_wait(replace(DEAD, partition=-1, reason="unknown_attempt"))
     rehearsal = list(replay(embedded_settings, Selection(), dry_run=True))
     assert [type(done.put) for done in rehearsal] == [Put, Put, Kept]
@@ -138,7 +172,7 @@ def test_replaying_puts_the_very_bytes_back_and_notes_it(embedded_settings: Sett
     again = list(replay(embedded_settings, Selection()))
     assert [type(done.put) for done in again] == [Kept, Put, Kept]
     assert len(everything(embedded_settings, REWARDS)) == 1
-    assert [m.value for m in everything(embedded_settings, TASKS)] == [b"\0\0\0\0\x63broken"]
+    assert [m.value for m in everything(embedded_settings, TASKS)] == [task]
     (forced, *_) = replay(embedded_settings, Selection(last=0), again=True)
     assert forced.offset == 1
 

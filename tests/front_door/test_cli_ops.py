@@ -179,7 +179,7 @@ def test_dead_letters_are_listed_shown_and_put_back_once(
 ) -> None:
     raw = b"\0\0\0\0\1broken"
     with closing(Producer(ours, "test")) as producer:
-        producer.send_wait(DeadLetter("sink", "tasks", 0, 3, "undecodable", b"ro-1", raw, "no Task"))
+        producer.send_wait(DeadLetter("sink", "spans", 0, 3, "undecodable", b"ro-1", raw, "no SpanBatch"))
     assert ran(monkeypatch, "dlq", "list", "--format", "json") == 0
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (line["letter"], line["reason"], line["replayed"]) == (0, "undecodable", False)
