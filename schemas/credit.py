@@ -14,6 +14,7 @@ a final reward every mode gives own rewards; without any own reward `step` gives
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .records import Credit
@@ -23,7 +24,7 @@ def assign(credit: Credit, own: Sequence[float | None], final: float | None) -> 
     """Credit per call.
 
     own: (K,) step reward of each call in order, None = none. final: the attempt's final reward, None = none.
-    Returns (K,). Raises ValueError for mode unknown.
+    Returns (K,); None too where a discount above 1 grows past every number. Raises ValueError for mode unknown.
     """
     last = len(own) - 1
     if credit.mode == "unknown":
@@ -35,9 +36,18 @@ def assign(credit: Credit, own: Sequence[float | None], final: float | None) -> 
     if credit.mode == "last":
         return [final if k == last else None for k in range(len(own))]
     if credit.mode == "discounted":
-        return [final * credit.gamma ** (last - k) for k in range(len(own))]
+        return [discounted(final, credit.gamma, last - k) for k in range(len(own))]
     if credit.mode == "sum":
         return [final if x is None else x + final for x in own]
     if all(x is None for x in own):
         return [final if k == last else None for k in range(len(own))]
     return list(own)
+
+
+def discounted(value: float, gamma: float, later: int) -> float | None:
+    """value · γ^later; None where that is no finite number: a foreign producer's γ may be anything."""
+    try:
+        out = value * gamma**later
+    except (OverflowError, ZeroDivisionError):
+        return None
+    return out if math.isfinite(out) else None

@@ -42,6 +42,8 @@ def read_long(data: bytes, at: int) -> tuple[int, int]:
     rest, shift = first & 127 | (second & 127) << 7, 14
     byte = second
     while byte & 128:
+        if shift > 63:  # garbage may go on for megabytes
+            raise ValueError("a number of more than 64 bits")
         byte = data[at]
         at += 1
         rest |= (byte & 127) << shift

@@ -34,8 +34,8 @@ def why_invalid(task: Task) -> str | None:
         return f"action {task.action!r} is not known to this version of the controller"
     if task.mode == "unknown":
         return "mode is not known to this version of the controller; expected train, val or test"
-    if not math.isfinite(task.credit.gamma):
-        return f"credit.gamma is {task.credit.gamma}, expected a finite number"
+    if not 0 <= task.credit.gamma <= 1:
+        return f"credit.gamma is {task.credit.gamma}, expected 0 to 1"
     return why_impossible(task.limits)
 
 

@@ -154,7 +154,7 @@ def _spread(t: Trajectory, advantage: float) -> list[float | None]:
         if mode == "last":
             out[k] = advantage if later == 0 else None
         elif mode == "discounted":
-            out[k] = advantage * gamma**later
+            out[k] = credit.discounted(advantage, gamma, later)
         else:
             out[k] = advantage
     return out

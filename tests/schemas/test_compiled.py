@@ -101,6 +101,11 @@ def test_a_number_of_more_than_64_bits_is_refused_both_ways() -> None:
         read_long(b"\xff" * 9 + b"\x7f", 0)
 
 
+def test_a_number_without_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(ValueError, match="more than 64 bits"):  # read whole, this would take hours
+        read_long(b"\xff" * (16 << 20), 0)
+
+
 def test_array_blocks_that_name_their_bytes_are_read() -> None:
     # other Avro libraries write [-count, bytes, items]; ours writes [count, items]
     body = encode_body(SpanBatch("ro-1", "at-1", "wo-1"))

@@ -47,3 +47,11 @@ def test_an_attempt_without_calls_has_no_credit() -> None:
 def test_a_mode_of_a_newer_version_is_an_error() -> None:
     with pytest.raises(ValueError, match="newer version"):
         assign(Credit("unknown"), [None], 1.0)
+
+
+def test_a_discount_that_grows_past_every_number_gives_none() -> None:
+    found = assign(Credit("discounted", 10.0), [None] * 400, 1.0)
+    assert found[0] is None
+    assert found[-2:] == [10.0, 1.0]
+    assert assign(Credit("discounted", float("nan")), [None, None], 1.0) == [None, 1.0]
+    assert assign(Credit("discounted", float("inf")), [None, None], 0.0) == [None, 0.0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from controller_rig import SECOND, T0, Play, limits
 
-from spanloop.schemas.records import Assignment, Attempt, EndStatus, SpanBatch, Task, Worker
+from spanloop.schemas.records import Assignment, Attempt, Credit, EndStatus, SpanBatch, Task, Worker
 from spanloop.streams.controller import ControllerState, Tick, step
 from spanloop.streams.controller_limits import doubled
 from spanloop.streams.controller_state import CHANGES_A_TICK, TIMERS_SPARE
@@ -118,6 +118,14 @@ def test_limits_that_allow_nothing_or_count_for_nothing_fail_their_rollout(bad: 
     play = Play()
     play.do(limits(**bad))
     assert end_of(play)[1] == "invalid_task"
+
+
+@pytest.mark.parametrize("gamma", [-0.1, 1.5, float("nan")])
+def test_a_discount_that_is_none_fails_its_rollout(gamma: float) -> None:
+    play = Play()
+    play.do(replace(limits(), credit=Credit("discounted", gamma)))
+    assert end_of(play)[1] == "invalid_task"
+    assert "credit.gamma" in (play.rollout.reason or "")
 
 
 def test_ten_thousand_attempts_that_never_end_are_timed_out_and_leave_nothing_behind() -> None:  # SP-25
