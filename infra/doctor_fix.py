@@ -18,7 +18,7 @@ from ..schemas.errors import ConfigError, Unavailable
 from ..schemas.topics import TOPICS
 from .admin import counts, create, register
 from .doctor_services import registry
-from .doctor_topics import alterations
+from .doctor_topics import alterations, wrong_counts
 from .facts import BrokerFacts, ClickHouseFacts, Facts, RegistryFacts
 from .kafka_config import admin
 from .registry import COMPATIBILITY
@@ -31,12 +31,13 @@ APPEAR_TIMEOUT_S, APPEAR_POLL_S = 10.0, 0.1
 def fix(settings: Settings, facts: Facts) -> list[str]:
     """Does what can be done without harm; what it did, one line each. Raises ConfigError, Unavailable, SchemaMismatch.
 
-    Topics that keep more or take larger records than this version wants are let be.
+    Topics that keep more or take larger records than this version wants are let be. None is created while partition
+    counts contradict the settings: which are right, only people know, and the new ones would keep the wrong for good.
     """
     done: list[str] = []
     if isinstance(facts.broker, BrokerFacts):
         missing = [t for t in TOPICS.values() if t.name not in facts.broker.topics]
-        if missing and settings.profile != "embedded":
+        if missing and settings.profile != "embedded" and not wrong_counts(settings, facts.broker):
             create(settings, missing)
             _wait_for(settings, {t.name for t in missing})
             done.append(f"created {', '.join(t.full(settings.prefix) for t in missing)}")

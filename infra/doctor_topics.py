@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..schemas.errors import ConfigError
 from ..schemas.topics import KEEP, REWARDS, SPANS, TOPICS, Topic
-from .admin import min_isr, problems
+from .admin import Problem, min_isr, problems
 from .facts import BrokerFacts, Facts, Finding, Status, TopicFacts
 from .settings import Settings
 
@@ -21,11 +21,12 @@ def there(settings: Settings, broker: BrokerFacts) -> list[Finding]:
     missing = [t.full(settings.prefix) for t in TOPICS.values() if t.name not in broker.topics]
     if not missing:
         return [Finding("topics", "ok", f"all {len(TOPICS)} are there under prefix {settings.prefix!r}")]
-    todo = (
-        "start `spanloop up` with this prefix: only the process that holds an embedded broker can create them"
-        if settings.profile == "embedded"
-        else f"run `spanloop init`, or {FIX.removeprefix('run ')}"
-    )
+    if settings.profile == "embedded":
+        todo = "start `spanloop up` with this prefix: only the process that holds an embedded broker can create them"
+    elif wrong_counts(settings, broker):
+        todo = "see to the partitions first: none is created while counts contradict the settings, for they would stay"
+    else:
+        todo = f"run `spanloop init`, or {FIX.removeprefix('run ')}"
     found = "none is there" if len(missing) == len(TOPICS) else f"missing: {', '.join(missing)}"
     return [Finding("topics", "fail", found, expected=f"{len(TOPICS)} topics of prefix {settings.prefix!r}", todo=todo)]
 
@@ -34,10 +35,15 @@ def partition_counts(settings: Settings, broker: BrokerFacts) -> list[Finding]:
     """Counts against the settings and each other. Nothing can be fixed here: keys would move between partitions."""
     if not broker.topics:
         return []
-    wrong = problems(settings, {name: topic.partitions for name, topic in broker.topics.items()})
+    wrong = wrong_counts(settings, broker)
     if not wrong:
         return [Finding("partitions", "ok", f"{settings.partitions} for topics that are spread, else 1")]
     return [Finding("partitions", "fail", p.found, expected=p.expected, todo=p.todo) for p in wrong]
+
+
+def wrong_counts(settings: Settings, broker: BrokerFacts) -> list[Problem]:
+    """What the partition counts found have against the settings; empty = nothing."""
+    return problems(settings, {name: topic.partitions for name, topic in broker.topics.items()})
 
 
 def replicas(settings: Settings, broker: BrokerFacts) -> list[Finding]:

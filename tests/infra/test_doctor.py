@@ -113,6 +113,17 @@ def test_wrong_partition_counts_fail_and_nothing_offers_to_fix_them() -> None:  
     assert (told.found, told.expected) == ("topic 'tasks' has 3 partitions", "1")
 
 
+def test_no_topic_is_created_while_partition_counts_contradict_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    spread = {name: replace(topic(name), partitions=8) for name, known in TOPICS.items() if known.spread}
+    facts = with_topics({**spread, "assemblies": None})
+    found = {f.check: f for f in examine(facts) if f.status != "ok"}
+    assert found["topics"].found == "missing: pool-assemblies"
+    assert found["topics"].todo.startswith("see to the partitions first: none is created while counts contradict")
+    assert "set SPANLOOP_PARTITIONS to what prefix 'pool' was made with" in found["partitions"].todo
+    monkeypatch.setattr(doctor_fix, "create", lambda *_: pytest.fail("with 4 partitions beside those of 8"))
+    assert doctor_fix.fix(SETTINGS, replace(facts, registry=None, clickhouse=None)) == []
+
+
 def test_spans_kept_for_less_than_an_attempt_may_take_fail() -> None:  # BR-12
     found = {f.check: f for f in examine(with_topics({"spans": topic("spans", retention__ms="3600000")}))}
     told = found["retention"]

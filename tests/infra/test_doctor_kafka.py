@@ -69,19 +69,22 @@ def test_the_fix_alters_retention_and_registers_and_is_well_afterwards(kafka_set
     assert doctor_fix.fix(kafka_settings, asked(kafka_settings)) == []
 
 
-def test_the_fix_makes_missing_topics_and_never_touches_partition_counts(kafka_settings: Settings) -> None:  # BR-12
-    here = kafka_settings.with_(prefix=f"{kafka_settings.prefix}x")
-    admin.create(here.with_(partitions=2), [TASKS, ASSIGNMENTS, REWARDS])
+def test_the_fix_makes_missing_topics_once_partition_counts_are_the_settings(kafka_settings: Settings) -> None:  # BR-12
+    here = kafka_settings.with_(prefix=f"{kafka_settings.prefix}x", partitions=2)
+    admin.create(here, [TASKS, ASSIGNMENTS, REWARDS])
     until(lambda: len(admin.counts(here)) == 3, "the topics")
-    facts = asked(here)
+    other = here.with_(partitions=4)
+    facts = asked(other)
     assert {check for check, _ in told(facts)} == {"topics", "partitions", "subjects"}
-    done = doctor_fix.fix(here, facts)
-    assert done[0].startswith(f"created {here.prefix}-workers, {here.prefix}-spans, ")
+    assert doctor_fix.fix(other, facts) == [f"registered {len(TOPICS)} subjects, FULL_TRANSITIVE"]
+    assert len(admin.counts(here)) == 3
+
+    (done,) = doctor_fix.fix(here, asked(here))
+    assert done.startswith(f"created {here.prefix}-workers, {here.prefix}-spans, ")
     counts = admin.counts(here)
-    assert (counts["assignments"], counts["rewards"], counts["spans"]) == (2, 2, 4)
+    assert (counts["assignments"], counts["rewards"], counts["spans"], counts["assemblies"]) == (2, 2, 2, 2)
     facts = asked(here)
-    (left,) = told(facts).values()
-    assert left.found == "topic 'spans' has 4 partitions, 'rewards' 2, 'assemblies' 4"
+    assert told(facts) == {}
     assert doctor_fix.fix(here, facts) == []
     assert admin.counts(here) == counts
 
