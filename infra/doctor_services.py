@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ..schemas.topics import TOPICS
 from .doctor_topics import FIX
 from .facts import ClickHouseFacts, DiskFacts, Facts, Finding, RegistryFacts, SubjectFacts, Trouble
+from .masking import without_password
 from .registry import COMPATIBILITY
 
 # The sink's statements are tested on 26; from this one on the Avro format and block tokens are as they rely on.
@@ -22,7 +23,7 @@ SYNC_CLOCK = "let both keep time by NTP (chrony, systemd-timesyncd)"
 
 def registry(facts: Facts) -> list[Finding]:
     """Registry, subjects, levels, schemas."""
-    url = facts.settings.registry_url
+    url = without_password(facts.settings.registry_url)
     match facts.registry:
         case None:
             todo = "give --registry-url, SPANLOOP_REGISTRY_URL or registry_url in spanloop.toml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from spanloop.cli import app, connected, err, out, settings_of
+from spanloop.infra import logs
 from spanloop.schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def doctor(
     if fix:
         fixed = doctor_fix.fix(settings, facts)
         facts = gather(settings, longest_attempt_s=longest_attempt_s) if fixed else facts
-    findings = examine(facts)
+    findings, fixed = [_masked(f) for f in examine(facts)], [logs.masked(line) for line in fixed]
     status = worst(findings)
     if format == "json":
         told = {"status": status, "findings": [asdict(f) for f in findings], "fixed": fixed}
@@ -55,6 +56,12 @@ def doctor(
         _show_findings(findings, fixed)
     if status == "fail":
         raise typer.Exit(1)
+
+
+def _masked(f: Finding) -> Finding:
+    """A finding that may be shown: services repeat addresses and settings in what they answer."""
+    found, about, expected, todo = map(logs.masked, (f.found, f.about, f.expected, f.todo))
+    return replace(f, found=found, about=about, expected=expected, todo=todo)
 
 
 def _show_findings(findings: Iterable[Finding], fixed: Iterable[str]) -> None:

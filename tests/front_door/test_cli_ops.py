@@ -16,6 +16,7 @@ from spanloop import cli
 from spanloop.consumers.sink import GROUP as SINK
 from spanloop.consumers.sink import SINK_TOPICS
 from spanloop.infra import doctor_facts
+from spanloop.infra.facts import Facts, Trouble
 from spanloop.infra.groups import GROUPS
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
@@ -93,6 +94,24 @@ def test_the_doctor_ends_with_status_1_in_bounded_time_when_everything_is_down(
     said = capsys.readouterr().out
     for name in ("broker 127.0.0.1:1: no Kafka broker answers", "registry http://127.0.0.1:1: ", "clickhouse: "):
         assert f"fail  {name}" in said
+
+
+@pytest.mark.parametrize("format", ["table", "json"])
+def test_the_doctor_keeps_secrets_to_itself(
+    format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = Trouble("http://me:r3g-pw@r:1 refuses r3g-pw; sasl.password=sasl-pw, try again")
+
+    def found(settings: Settings, *, longest_attempt_s: float) -> Facts:
+        return Facts(settings, longest_attempt_s, broker=said, registry=said, clickhouse=said, disk=said)
+
+    monkeypatch.setattr(doctor_facts, "gather", found)
+    assert ran(monkeypatch, "--registry-url", "http://me:r3g-pw@r:1", "doctor", "--format", format) == 1
+    out = capsys.readouterr().out
+    assert "-pw" not in out
+    assert out.count("refuses ***; sasl.password=***, try again") == 4
+    assert "http://me:***@r:1" in out
 
 
 def test_lag_is_told_group_by_group(

@@ -24,7 +24,7 @@ from spanloop.infra.facts import (
 )
 from spanloop.infra.kafka import partitions
 from spanloop.infra.settings import Settings
-from spanloop.schemas.topics import DAY_MS, TOPICS
+from spanloop.schemas.topics import DAY_MS, TOPICS, Topic
 
 HOUR_S = 3600.0
 SETTINGS = Settings(
@@ -120,7 +120,11 @@ def test_no_topic_is_created_while_partition_counts_contradict_the_settings(monk
     assert found["topics"].found == "missing: pool-assemblies"
     assert found["topics"].todo.startswith("see to the partitions first: none is created while counts contradict")
     assert "set SPANLOOP_PARTITIONS to what prefix 'pool' was made with" in found["partitions"].todo
-    monkeypatch.setattr(doctor_fix, "create", lambda *_: pytest.fail("with 4 partitions beside those of 8"))
+
+    def create(settings: Settings, topics: list[Topic]) -> None:
+        pytest.fail(f"{topics} with {settings.partitions} partitions beside those of 8")
+
+    monkeypatch.setattr(doctor_fix, "create", create)
     assert doctor_fix.fix(SETTINGS, replace(facts, registry=None, clickhouse=None)) == []
 
 
@@ -211,6 +215,13 @@ def test_a_subject_that_is_not_ours_is_told(subject: SubjectFacts | None, status
     (told,) = of("subjects", replace(WELL, registry=RegistryFacts(subjects)))
     assert (told.status, told.about, told.found) == (status, "pool-spans-value", found)
     assert "--fix" in told.todo
+
+
+@pytest.mark.parametrize("found", [RegistryFacts(SUBJECTS), Trouble("no answer within 5 s")])
+def test_the_registrys_password_is_not_told(found: RegistryFacts | Trouble) -> None:
+    settings = SETTINGS.with_(registry_url="https://me:r3g-pw@r:1")
+    told = [f.about for f in examine(replace(WELL, settings=settings, registry=found)) if f.check == "registry"]
+    assert told == ["https://me:***@r:1"]
 
 
 def test_a_newer_schema_beside_ours_is_well() -> None:
