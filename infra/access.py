@@ -49,19 +49,19 @@ PARTS: dict[str, Access] = {
     "controller": Access(
         reads=(TASKS, ATTEMPTS, WORKERS, DECISIONS, RESOURCES, ROLLOUTS),
         writes=(ROLLOUTS, ATTEMPTS, ASSIGNMENTS, SPANS, DEAD_LETTERS),
-        groups=("controller",),
+        groups=("controller*",),
         transactional=("controller",),
     ),
     "assembler": Access(
         reads=(SPANS, REWARDS, ASSEMBLIES),
         writes=(TRAJECTORIES, ATTEMPTS, ASSEMBLIES, DEAD_LETTERS),
-        groups=("assembler",),
+        groups=("assembler*",),
     ),
     "worker": Access(
         reads=(ASSIGNMENTS, RESOURCES), writes=(WORKERS, SPANS, REWARDS, DEAD_LETTERS), groups=("worker-*",)
     ),
-    "gateway": Access(reads=(ATTEMPTS, WORKERS), writes=(SPANS, DEAD_LETTERS), groups=("gateway",)),
-    "sink": Access(reads=ALL, writes=(DEAD_LETTERS,), groups=("sink",)),
+    "gateway": Access(reads=(ATTEMPTS, WORKERS), writes=(SPANS, DEAD_LETTERS), groups=("gateway*",)),
+    "sink": Access(reads=ALL, writes=(DEAD_LETTERS,), groups=("sink*",)),
     "trainer": Access(
         reads=(TRAJECTORIES, BATCHES, RESOURCES, WORKERS),
         writes=(BATCHES, DECISIONS, RESOURCES, WORKERS, DEAD_LETTERS),
@@ -70,9 +70,10 @@ PARTS: dict[str, Access] = {
     "loader": Access(reads=(WORKERS, RESOURCES), writes=(WORKERS, DEAD_LETTERS), groups=("loader-*",)),
     "init": Access(reads=ALL, cluster=("Create",)),
     "doctor": Access(reads=ALL, groups=("*",), cluster=("DescribeConfigs on topics",)),
-    "orders, tasks": Access(reads=(ROLLOUTS,), writes=(TASKS, RESOURCES), groups=("orders",)),
-    "tail, export, rebuild": Access(reads=ALL, groups=("tail", "export", "rebuild")),
-    "dead letters, with replay": Access(reads=ALL, writes=ALL, groups=("letters",)),
+    "lag": Access(reads=ALL, groups=("*",)),
+    "orders, tasks": Access(reads=(ROLLOUTS,), writes=(TASKS, RESOURCES), groups=("orders*",)),
+    "tail, export, rebuild": Access(reads=ALL, groups=("tail*", "export*", "rebuild*")),
+    "dead letters, with replay": Access(reads=ALL, writes=ALL, groups=("letters*",)),
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, cast
+from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Received
@@ -15,10 +15,10 @@ from confluent_kafka import Message as Received
 from ..schemas.errors import SpanloopError, Unavailable
 from ..schemas.serde import Headers
 from ..schemas.topics import Topic
+from .group_offsets import Start, commit_first, committed, first_offsets, patiently
 from .kafka_config import (
     LOST,
     METADATA_TIMEOUT_S,
-    REBALANCED,
     Isolation,
     Names,
     admin,
@@ -205,7 +205,7 @@ class Member(_Client):
         group: str,
         topics: Sequence[Topic],
         *,
-        start: Literal["earliest", "latest"] = "earliest",
+        start: Start = "earliest",
         isolation: Isolation = "read_committed",
         on_assign: Callable[[list[Position]], None] | None = None,
         on_revoke: Callable[[list[Position]], None] | None = None,
@@ -215,7 +215,7 @@ class Member(_Client):
         The callbacks run inside `poll`; what they raise comes out of it.
         """
         super().__init__(settings, group, isolation)
-        self._start = start
+        self._start: Start = start
         self._on_assign = on_assign or _nothing
         self._on_revoke = on_revoke or _nothing
         self._consumer.subscribe(
@@ -228,8 +228,8 @@ class Member(_Client):
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         consumer.resume(parts)  # in the client a pause outlives its assignment, and who paused may not know any more
         try:
-            fresh = self._first_offsets(consumer, parts)
-            refused = bool(fresh) and not _commit_first(consumer, fresh)
+            fresh = patiently(lambda: first_offsets(consumer, parts, self._start))
+            refused = bool(fresh) and not patiently(lambda: commit_first(consumer, fresh))
         except KafkaException as error:
             raise Unavailable(f"group {self.group}: its offsets cannot be read: {error}") from error
         self._on_assign([(self.names.short(tp.topic), tp.partition) for tp in parts])
@@ -238,13 +238,6 @@ class Member(_Client):
             for tp in parts:
                 tp.offset = numbers.get((tp.topic, tp.partition), tp.offset)
             consumer.assign(parts)
-
-    def _first_offsets(self, consumer: Consumer, parts: list[TopicPartition]) -> list[TopicPartition]:
-        fresh = [tp for tp in consumer.committed(parts, timeout=METADATA_TIMEOUT_S) if tp.offset < 0]
-        for tp in fresh:
-            low, high = watermarks(consumer, tp)
-            tp.offset = low if self._start == "earliest" else high
-        return fresh
 
     def _revoked(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         del consumer
@@ -279,7 +272,7 @@ class Member(_Client):
     def committed(self) -> dict[Position, int]:
         """Committed next offset of each partition it holds. Raises Unavailable."""
         try:
-            found = self._consumer.committed(self._consumer.assignment(), timeout=METADATA_TIMEOUT_S)
+            found = patiently(lambda: committed(self._consumer, self._consumer.assignment()))
         except KafkaException as error:
             raise Unavailable(f"group {self.group}: its offsets cannot be read: {error}") from error
         return {(self.names.short(tp.topic), tp.partition): tp.offset for tp in found}
@@ -287,14 +280,3 @@ class Member(_Client):
     def raw(self) -> Consumer:
         """The client underneath, for transactions."""
         return self._consumer
-
-
-def _commit_first(consumer: Consumer, fresh: list[TopicPartition]) -> bool:
-    """False where another rebalance has begun: whoever is assigned then commits them."""
-    try:
-        consumer.commit(offsets=fresh, asynchronous=False)
-    except KafkaException as error:
-        if cast("KafkaError", error.args[0]).code() in REBALANCED:
-            return False
-        raise
-    return True

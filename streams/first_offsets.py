@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from ..infra.kafka import METADATA_TIMEOUT_S, Names, Position, consumer_config, lost, partitions, watermarks
+from ..infra.group_offsets import committed, first_offsets, patiently
+from ..infra.kafka import Names, Position, consumer_config, lost, partitions
 from ..infra.settings import Settings
 from ..schemas.errors import SpanloopError, Unavailable
 from ..schemas.topics import REWARDS, SPANS
 from .faust_types import NoOffsetForPartitionError
 
 T = TypeVar("T")
+INPUTS = (SPANS, REWARDS)
 PATIENCE_S = 30.0
-PAUSE_S = 0.2
-PASSING = {
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError._TIMED_OUT,
-}
 
 
 def commit_first_offsets(settings: Settings, group: str) -> None:
@@ -32,11 +25,9 @@ def commit_first_offsets(settings: Settings, group: str) -> None:
     A group that is running has its offsets and is left alone. Raises Unavailable.
     """
 
-    def commit(consumer: Consumer, names: Names) -> None:
-        positions = [(t.name, p) for t in (SPANS, REWARDS) for p in range(partitions(settings, t))]
-        fresh = [at for at, offset in _committed(consumer, names, positions).items() if offset < 0]
-        first = [TopicPartition(names.full(t), p, _low(consumer, names, (t, p))) for t, p in fresh]
-        if first:
+    def commit(consumer: Consumer, _: Names) -> None:
+        every = [TopicPartition(t.full(settings.prefix), p) for t in INPUTS for p in range(partitions(settings, t))]
+        if first := first_offsets(consumer, every, "earliest"):
             consumer.commit(offsets=first, asynchronous=False)
 
     _patiently(settings, group, commit)
@@ -52,7 +43,7 @@ def committed_offsets(settings: Settings, group: str, positions: Sequence[Positi
 
 def has_lost_offsets(settings: Settings, group: str) -> bool:
     """Whether the broker has forgotten an offset of the group, rather than not told it in time. Raises Unavailable."""
-    positions = [(t.name, p) for t in (SPANS, REWARDS) for p in range(partitions(settings, t))]
+    positions = [(t.name, p) for t in INPUTS for p in range(partitions(settings, t))]
     found = _patiently(settings, group, lambda consumer, names: _committed(consumer, names, positions))
     return any(offset < 0 for offset in found.values())
 
@@ -73,26 +64,15 @@ def meaning(settings: Settings, group: str, reason: Exception) -> SpanloopError:
 def _patiently(settings: Settings, group: str, ask: Callable[[Consumer, Names], T]) -> T:
     """Asks the group's coordinator, which a broker that has just started may take a while to become."""
     consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
-    give_up = time.monotonic() + PATIENCE_S
     try:
-        while True:
-            try:
-                return ask(consumer, Names(settings.prefix))
-            except KafkaException as error:
-                reason = cast("KafkaError", error.args[0])
-                if time.monotonic() > give_up or not (reason.retriable() or reason.code() in PASSING):
-                    raise Unavailable(f"offsets of group {group} on {settings.bootstrap}: {reason.str()}") from error
-                time.sleep(PAUSE_S)
+        return patiently(lambda: ask(consumer, Names(settings.prefix)), PATIENCE_S)
+    except KafkaException as error:
+        reason = cast("KafkaError", error.args[0])
+        raise Unavailable(f"offsets of group {group} on {settings.bootstrap}: {reason.str()}") from error
     finally:
         consumer.close()
 
 
 def _committed(consumer: Consumer, names: Names, positions: Sequence[Position]) -> dict[Position, int]:
-    asked = [TopicPartition(names.full(t), p) for t, p in positions]
-    found = consumer.committed(asked, timeout=METADATA_TIMEOUT_S)
+    found = committed(consumer, [TopicPartition(names.full(t), p) for t, p in positions])
     return {(names.short(tp.topic), tp.partition): tp.offset for tp in found}
-
-
-def _low(consumer: Consumer, names: Names, position: Position) -> int:
-    topic = TopicPartition(names.full(position[0]), position[1])
-    return watermarks(consumer, topic)[0]

@@ -1,0 +1,79 @@
+"""Offsets of a consumer group: its first ones, and asking a coordinator that is not there yet."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal, TypeVar, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from .kafka_config import METADATA_TIMEOUT_S, REBALANCED, watermarks
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Start = Literal["earliest", "latest"]
+PAUSE_S = 0.2
+# A coordinator is being chosen, or reads what it must know.
+PASSING = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError._TIMED_OUT,
+    }
+)
+
+
+def patiently(ask: Callable[[], T], timeout_s: float = METADATA_TIMEOUT_S) -> T:
+    """Asks a group's coordinator, which a broker that has just started may take a while to become.
+
+    Raises KafkaException for what does not pass in time, or by itself.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            reason = cast("KafkaError", error.args[0])
+            if time.monotonic() > deadline or not (reason.retriable() or reason.code() in PASSING):
+                raise
+            time.sleep(PAUSE_S)
+
+
+def committed(consumer: Consumer, parts: list[TopicPartition]) -> list[TopicPartition]:
+    """Committed next offsets of the consumer's group, below 0 where there is none. Raises KafkaException."""
+    return consumer.committed(parts, timeout=METADATA_TIMEOUT_S)
+
+
+def first_offsets(consumer: Consumer, parts: list[TopicPartition], start: Start) -> list[TopicPartition]:
+    """Where a group begins to read the partitions it has no offset of. Raises KafkaException.
+
+    A group that was away for long has lost its offsets, too, and perhaps records: those before the first one kept.
+    """
+    fresh = [tp for tp in committed(consumer, parts) if tp.offset < 0]
+    for tp in fresh:
+        low, high = watermarks(consumer, tp)
+        tp.offset = low if start == "earliest" else high
+        if start == "earliest" and low > 0:
+            log.warning(
+                "%s[%d]: the group has no offset here and begins at %d, the first one kept: if it read this partition "
+                "before, what it had not read by then is gone (the broker forgets offsets after "
+                "offsets.retention.minutes without a member)",
+                *(tp.topic, tp.partition, low),
+            )
+    return fresh
+
+
+def commit_first(consumer: Consumer, fresh: list[TopicPartition]) -> bool:
+    """False where another rebalance has begun: whoever is assigned then commits them. Raises KafkaException."""
+    try:
+        consumer.commit(offsets=fresh, asynchronous=False)
+    except KafkaException as error:
+        if cast("KafkaError", error.args[0]).code() in REBALANCED:
+            return False
+        raise
+    return True
