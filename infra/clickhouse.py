@@ -19,7 +19,7 @@ import clickhouse_connect
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from ..schemas.errors import ConfigError
-from .clickhouse_client import Client, Driver, is_not_now, unavailable
+from .clickhouse_client import Client, Driver, is_not_now, refused, unavailable
 from .clickhouse_comments import comment_views
 from .masking import without_password
 from .settings import Settings
@@ -56,9 +56,7 @@ def connect(settings: Settings, *, readonly: bool = False, timeout_s: int = READ
     try:
         driver = _driver(url, {"readonly": 1} if readonly else {}, timeout_s)
     except ClickHouseError as error:
-        if is_not_now(error):
-            raise unavailable(error, where) from error
-        raise
+        raise (unavailable if is_not_now(error) else refused)(error, where) from error
     driver.database = settings.clickhouse_database
     return Client(driver, where)
 
@@ -84,9 +82,16 @@ def _port(url: SplitResult) -> int:
 def migrate(client: Client, database: str) -> list[str]:
     """Brings a database up to date, making it where it is missing; returns what was applied.
 
-    Every statement can be run again, so that one that was interrupted is simply repeated. Raises ConfigError where a
-    migration that was applied differs from the one at hand.
+    Every statement can be run again, so that one that was interrupted is simply repeated. Raises Unavailable, and
+    ConfigError where a migration that was applied differs from the one at hand, or a statement is refused.
     """
+    try:
+        return _migrate(client, database)
+    except ClickHouseError as error:
+        raise refused(error, client.where) from error
+
+
+def _migrate(client: Client, database: str) -> list[str]:
     client.command(f"CREATE DATABASE IF NOT EXISTS `{database}`", use_database=False)
     client.driver.database = database
     client.command(VERSIONS)

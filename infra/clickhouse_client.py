@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
-from ..schemas.errors import Unavailable
+from ..schemas.errors import ConfigError, Unavailable
 
 # Answers that say "not now" rather than "not this": time-out, quota, too many queries, connections, network, keeper,
 # shutting down, memory, read-only table, disk full, too many parts, threads, object store. The same statement may
@@ -98,6 +98,11 @@ def unavailable(error: ClickHouseError, where: str) -> Unavailable:
     if code_of(error) is None and is_not_now(error):
         return Unavailable(f"ClickHouse at {where} cannot be reached; is it running?")
     return Unavailable(f"ClickHouse at {where} cannot take this now: {str(error)[:300]}")
+
+
+def refused(error: ClickHouseError, where: str) -> ConfigError:
+    """The error for a user, password or right that ClickHouse does not take, or a statement that it does not know."""
+    return ConfigError(f"ClickHouse at {where} refuses: {str(error)[:300]}; see clickhouse_url, its user's rights too")
 
 
 def code_of(error: ClickHouseError) -> str | None:

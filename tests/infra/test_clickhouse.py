@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.resources import files
 from uuid import uuid4
 
@@ -46,6 +48,44 @@ def test_migrations_are_applied_once_and_a_changed_one_is_refused(
     small[0] = ("0001_a.sql", small[0][1].replace("Int32", "Int64"))
     with pytest.raises(ConfigError, match=r"0001_a\.sql .* other content"):
         migrate(client, database)
+
+
+class NoEntry(BaseHTTPRequestHandler):
+    """A ClickHouse that does not know the user."""
+
+    def do_POST(self) -> None:
+        body = b"Code: 516. DB::Exception: me: Authentication failed: password is incorrect. (AUTHENTICATION_FAILED)"
+        self.send_response(403)
+        self.send_header("X-ClickHouse-Exception-Code", "516")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+def test_a_refused_user_is_a_matter_of_settings_and_its_password_is_not_told() -> None:
+    with HTTPServer(("127.0.0.1", 0), NoEntry) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            where = f"127.0.0.1:{server.server_port}"
+            with pytest.raises(
+                ConfigError, match=f"ClickHouse at {where} refuses: .* 516.*; see clickhouse_url"
+            ) as told:
+                connect(Settings(clickhouse_url=f"http://me:ch-pw@{where}"))
+            assert "ch-pw" not in str(told.value)
+        finally:
+            server.shutdown()
+
+
+def test_a_user_without_the_rights_for_tables_is_a_matter_of_settings(clickhouse_url: str) -> None:
+    client = connect(Settings(clickhouse_url=clickhouse_url), readonly=True)
+    with pytest.raises(ConfigError, match=r"refuses: .*497.*; see clickhouse_url, its user's rights too"):
+        migrate(client, f"t{uuid4().hex[:12]}")
+    client.close()
 
 
 @pytest.mark.parametrize(("code", "may_pass"), [(241, True), (243, True), (439, True), (499, True), (62, False)])
