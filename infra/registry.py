@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import httpx
 
-from ..schemas.errors import ConfigError, SchemaMismatch, Unavailable, UnknownSchemaId
+from ..schemas.errors import ConfigError, InvalidRecord, SchemaMismatch, Unavailable, UnknownSchemaId
 from ..schemas.serde import Encoder, schema_json
 from ..schemas.topics import TOPICS
 from .compatibility import complaints
@@ -27,6 +27,9 @@ CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 EMPTY_OBJECT = r'"\u007b\u007d"'
 NOT_FOUND, CONFLICT, SERVER_ERROR = 404, 409, 500
 REFUSED = (401, 403)
+# Garbage read as an id may be above what a registry takes for one: Redpanda says 400 to that, others 422.
+NO_ID = (400, 422)
+NOT_NOW = (408, 429)
 # A registry fed from a log may answer 404 for an id it is about to learn: ask again before believing it.
 NOT_FOUND_TRIES = 3
 NOT_FOUND_PAUSE_S = 0.2
@@ -51,15 +54,24 @@ class Registry:
         )
 
     def schema(self, schema_id: int | str) -> str:
-        """A schema's JSON by id or GUID. Raises UnknownSchemaId after several 404s."""
+        """A schema's JSON by id or GUID. Raises UnknownSchemaId, after several 404s, and InvalidRecord for no Avro."""
         path = f"/schemas/ids/{schema_id}" if isinstance(schema_id, int) else f"/schemas/guids/{schema_id}"
         for last in (False,) * (NOT_FOUND_TRIES - 1) + (True,):
             answer = self._ask("GET", path)
+            if answer.status_code in NO_ID:
+                break
             if answer.status_code != NOT_FOUND:
-                return str(self._json(answer)["schema"])
+                return self._avro(schema_id, answer)
             if not last:
                 time.sleep(NOT_FOUND_PAUSE_S)
         raise UnknownSchemaId(schema_id)
+
+    def _avro(self, schema_id: int | str, answer: httpx.Response) -> str:
+        schema = str(self._member(answer, "schema"))
+        kind = self._json(answer).get("schemaType") or "AVRO"
+        if kind != "AVRO":
+            raise InvalidRecord("undecodable", f"schema id {schema_id} is of type {kind}, expected AVRO")
+        return schema
 
     def register(self, subject: str, schema: str) -> int:
         """The id of a schema under a subject; the same schema gets the same id. Raises SchemaMismatch on 409."""
@@ -67,13 +79,13 @@ class Registry:
         if answer.status_code == CONFLICT:
             why = self._complaints(subject, schema) or answer.text[:500]
             raise SchemaMismatch(f"subject {subject!r}: {why}; fields may only be added, with defaults")
-        return int(self._json(answer)["id"])
+        return int(self._member(answer, "id"))
 
     def _complaints(self, subject: str, schema: str) -> str:
         """Which fields a refused schema breaks; registries tell it each in their own way, or not at all."""
         path = f"/subjects/{subject}/versions"
-        earlier = [self._json(self._ask("GET", f"{path}/{n}")) for n in self.versions(subject)]
-        return "; ".join(complaints(COMPATIBILITY, schema, [str(e["schema"]) for e in earlier]))
+        earlier = [str(self._member(self._ask("GET", f"{path}/{n}"), "schema")) for n in self.versions(subject)]
+        return "; ".join(complaints(COMPATIBILITY, schema, earlier))
 
     def set_compatibility(self, subject: str, level: str = COMPATIBILITY) -> None:
         """Sets what later schemas of a subject must keep to."""
@@ -84,7 +96,7 @@ class Registry:
         return cast("list[str]", self._json(self._ask("GET", "/subjects")))
 
     def check(self) -> None:
-        """Returns if the registry answers. Raises Unavailable."""
+        """Returns if the registry answers. Raises Unavailable, and ConfigError where what answers is none."""
         self._json(self._ask("GET", "/config"))
 
     def date(self) -> str | None:
@@ -98,12 +110,12 @@ class Registry:
     def compatibility(self, subject: str) -> str | None:
         """A subject's own compatibility level; None where it has none."""
         answer = self._ask("GET", f"/config/{subject}")
-        return None if answer.status_code == NOT_FOUND else str(self._json(answer)["compatibilityLevel"])
+        return None if answer.status_code == NOT_FOUND else str(self._member(answer, "compatibilityLevel"))
 
     def version_of(self, subject: str, schema: str) -> int:
         """The number of a schema under a subject; 0 where it is not registered."""
         answer = self._ask("POST", f"/subjects/{subject}", _registration(schema))
-        return 0 if answer.status_code == NOT_FOUND else int(self._json(answer)["version"])
+        return 0 if answer.status_code == NOT_FOUND else int(self._member(answer, "version"))
 
     def close(self) -> None:
         """Closes its connections."""
@@ -114,20 +126,46 @@ class Registry:
             answer = self._http.request(method, path, content=None if body is None else json.dumps(body))
         except httpx.TransportError as error:
             raise Unavailable(f"schema registry {self.url} cannot be reached: {error!r}; is it running?") from error
-        if answer.status_code >= SERVER_ERROR:
+        if answer.status_code >= SERVER_ERROR or answer.status_code in NOT_NOW:
             raise Unavailable(f"schema registry {self.url} answered {answer.status_code}: {answer.text[:200]}")
         return answer
 
     def _json(self, answer: httpx.Response) -> Any:
         if answer.is_error:
-            asked = f"{answer.request.method} {without_password(str(answer.request.url))}"
+            asked = _asked(answer)
             if answer.status_code in REFUSED:
                 raise ConfigError(
                     f"{asked}: {answer.status_code}, the registry refuses this user; see the settings registry_user "
                     "and registry_password"
                 )
             raise SchemaMismatch(f"{asked}: {answer.status_code} {answer.text[:500]}")
-        return answer.json()
+        if not answer.is_success:  # to httpx a redirect is no error
+            raise _no_registry(answer)
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise _no_registry(answer) from error
+
+    def _member(self, answer: httpx.Response, name: str) -> Any:
+        """A member of the object that it answered."""
+        found = self._json(answer)
+        if not isinstance(found, dict) or name not in found:
+            raise _no_registry(answer)
+        return cast("dict[str, Any]", found)[name]
+
+
+def _asked(answer: httpx.Response) -> str:
+    return f"{answer.request.method} {without_password(str(answer.request.url))}"
+
+
+def _no_registry(answer: httpx.Response) -> ConfigError:
+    """Something else answered: a proxy, a login page, or the registry tells to ask by another address."""
+    came = f"{answer.headers.get('content-type', 'no content type')}: {answer.text[:100]!r}"
+    if "location" in answer.headers:
+        came = f"to {without_password(answer.headers['location'])}"
+    return ConfigError(
+        f"{_asked(answer)}: {answer.status_code} {came}; expected a registry's JSON; see the setting registry_url"
+    )
 
 
 def _trusting(ca: str) -> ssl.SSLContext:
