@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -78,6 +79,7 @@ class RealKafka:
         *,
         nodes: int = 1,
         sasl: bool = False,
+        users: Sequence[str] = (),
         registry: bool = True,
         port: int = 0,
         registry_port: int = 0,
@@ -85,6 +87,7 @@ class RealKafka:
     ) -> None:
         """Data and logs go into `home`; port 0 takes a free one; `sasl` adds a SASL_SSL listener.
 
+        `users`: further ones of it, which may do only what access rules allow; whoever needs no password may do all.
         Raises ConfigError, or Unavailable with the log.
         """
         self._dist = dist or default_dist()
@@ -92,7 +95,8 @@ class RealKafka:
             raise ConfigError(reason)
         self.home = home.resolve()
         self._registry, self._owner = self.home / "registry", self.home / "owner.pid"
-        self._tls = self.home / "tls" if sasl else None
+        self._tls = self.home / "tls" if sasl or users else None
+        self._users = users
         port = port or free_port(together=PORTS * nodes)
         self.replication = nodes
         self._nodes = {n: self._node(n, port, nodes) for n in range(1, nodes + 1)}
@@ -111,6 +115,8 @@ class RealKafka:
     def _node(self, number: int, first: int, nodes: int) -> KafkaNode:
         name = "kafka" if nodes == 1 else f"kafka-{number}"
         environment: dict[str, str] = {} if self._tls is None else {"KAFKA_TLS": str(self._tls)}
+        if self._users:
+            environment["KAFKA_USERS"] = " ".join(self._users)
         if nodes > 1:
             ports = [first + PORTS * n for n in range(nodes)]
             environment |= {
@@ -150,14 +156,14 @@ class RealKafka:
         """The SASL_SSL listeners. They are there where `sasl` was asked for."""
         return ",".join(f"{LOOPBACK}:{node.port + 2}" for node in self._nodes.values())
 
-    def security(self, mechanism: str = "SCRAM-SHA-256") -> dict[str, str]:
-        """`Settings.kafka` for `sasl_bootstrap`, which also takes PLAIN and SCRAM-SHA-512."""
+    def security(self, mechanism: str = "SCRAM-SHA-256", user: str = SASL_USER) -> dict[str, str]:
+        """`Settings.kafka` for `sasl_bootstrap`, which also takes PLAIN (`users` only that) and SCRAM-SHA-512."""
         if self._tls is None:
             raise ConfigError("this Kafka has no SASL_SSL listener: start it with sasl=True")
         return {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": mechanism,
-            "sasl.username": SASL_USER,
+            "sasl.username": user,
             "sasl.password": (self._tls / "password").read_text(),
             "ssl.ca.location": str(self._tls / "ca.crt"),
         }

@@ -3,6 +3,7 @@
 # DIST is the folder that fetch.sh filled (default: .kafka beside infra/). KAFKA_EXTRA: further lines of server.properties.
 # One of several: KAFKA_NODE (its number), KAFKA_VOTERS (number@host:port of each controller), KAFKA_REPLICAS, KAFKA_CLUSTER_ID.
 # KAFKA_TLS: what make_tls.sh filled; then SASL_SSL (user spanloop; PLAIN, SCRAM-SHA-256, SCRAM-SHA-512) on PORT+2 as well.
+# KAFKA_USERS: further users of it (PLAIN, the same password), who may do only what access rules allow; all others may do all.
 set -euo pipefail
 PORT=${1:?port}; DIR=${2:?folder}
 HERE=$(cd "$(dirname "$0")" && pwd)
@@ -28,8 +29,9 @@ if ! alive; then
     PASSWORD=$(cat "$KAFKA_TLS/password")
     LISTENERS="$LISTENERS,SASL_SSL://127.0.0.1:$((PORT + 2))"
     LOGIN=org.apache.kafka.common.security
+    USERS=""; for user in spanloop ${KAFKA_USERS:-}; do USERS="$USERS user_$user=\"$PASSWORD\""; done
     SECURED="sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512
-listener.name.sasl_ssl.plain.sasl.jaas.config=$LOGIN.plain.PlainLoginModule required user_spanloop=\"$PASSWORD\";
+listener.name.sasl_ssl.plain.sasl.jaas.config=$LOGIN.plain.PlainLoginModule required$USERS;
 listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config=$LOGIN.scram.ScramLoginModule required;
 listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=$LOGIN.scram.ScramLoginModule required;
 ssl.keystore.type=PEM
@@ -37,6 +39,12 @@ ssl.keystore.location=$KAFKA_TLS/broker.pem
 ssl.truststore.type=PEM
 ssl.truststore.location=$KAFKA_TLS/ca.crt
 listener.name.sasl_ssl.ssl.client.auth=requested"
+    if [ -n "${KAFKA_USERS:-}" ]; then
+      SECURED="$SECURED
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+allow.everyone.if.no.acl.found=false
+super.users=User:spanloop;User:ANONYMOUS"
+    fi
     for mechanism in SCRAM-SHA-256 SCRAM-SHA-512; do
       SCRAM+=(--add-scram "$mechanism=[name=spanloop,password=$PASSWORD]")
     done
