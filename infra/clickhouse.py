@@ -99,12 +99,12 @@ def _migrate(client: Client, database: str) -> list[str]:
     done: list[str] = []
     for name, text in migrations():
         if (before := applied.get(int(name[:4]))) is not None:
-            _check(database, name, _checksum(text), before["name"], before["checksum"])
+            _check(database, name, checksum(text), before["name"], before["checksum"])
             continue
         _apply(client, int(name[:4]), name, text)
         done.append(name)
     name, text = views()
-    if done or VIEWS_VERSION not in applied or applied[VIEWS_VERSION]["checksum"] != _checksum(text):
+    if done or VIEWS_VERSION not in applied or applied[VIEWS_VERSION]["checksum"] != checksum(text):
         _apply(client, VIEWS_VERSION, name, text)
         comment_views(client)
         done.append(name)
@@ -116,11 +116,12 @@ def _apply(client: Client, version: int, name: str, text: str) -> None:
         client.command(statement)
     client.command(
         "INSERT INTO migrations (version, name, checksum) SELECT {v:UInt32}, {n:String}, {c:String}",
-        {"v": version, "n": name, "c": _checksum(text)},
+        {"v": version, "n": name, "c": checksum(text)},
     )
 
 
-def _checksum(text: str) -> str:
+def checksum(text: str) -> str:
+    """What tells whether a file was applied as it is now."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import threading
@@ -209,9 +208,10 @@ def _ahead_s(registry: Registry) -> float | None:
 
 
 def _clickhouse(settings: Settings) -> ClickHouseFacts:
-    from .clickhouse import connect, migrations
+    from .clickhouse import checksum, connect, migrations, views
 
-    wanted = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in migrations()}
+    wanted = {name: checksum(text) for name, text in migrations()}
+    name, text = views()
     with closing(connect(settings, readonly=True)) as client:
         database = {"d": settings.clickhouse_database}
         before = time.time()
@@ -226,7 +226,7 @@ def _clickhouse(settings: Settings) -> ClickHouseFacts:
             if client.rows(tables, database):
                 rows = client.rows(f"SELECT name, checksum FROM `{settings.clickhouse_database}`.migrations FINAL")
                 applied = {row["name"]: row["checksum"] for row in rows}
-    return ClickHouseFacts(str(row["version"]), applied, wanted, ahead_s)
+    return ClickHouseFacts(str(row["version"]), applied, wanted, ahead_s, {name: checksum(text)})
 
 
 def _disk(settings: Settings) -> DiskFacts:

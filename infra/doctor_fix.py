@@ -51,7 +51,7 @@ def fix(settings: Settings, facts: Facts) -> list[str]:
         from .clickhouse import connect, migrate
 
         for name in migrate(connect(settings), settings.clickhouse_database):
-            done.append(f"applied migration {name} to {settings.clickhouse_database!r}")
+            done.append(f"applied {name} to {settings.clickhouse_database!r}")
     return done
 
 

@@ -26,7 +26,7 @@ CHECKS: dict[str, str] = {
     "registry": "the schema registry answers",
     "subjects": "every subject is FULL_TRANSITIVE and knows this version's schema",
     "clickhouse": "ClickHouse answers and is recent enough",
-    "tables": "this version's migrations are applied, unchanged",
+    "tables": "this version's migrations are applied, unchanged, and its views",
     "clock": "this machine's clock agrees with those of registry and ClickHouse",
     "disk": "there is room where runs are kept",
     "packages": "installed packages are of versions that this one works with",
@@ -95,14 +95,17 @@ class ClickHouseFacts:
     """ClickHouse and its tables."""
 
     version: str
-    applied: Mapping[str, str] | None  # migration -> checksum; null = there is no database
+    applied: Mapping[str, str] | None  # migration or file of views -> checksum; null = there is no database
     wanted: Mapping[str, str]  # the same of this version's
     ahead_s: float = 0.0  # its clock minus ours
+    views: Mapping[str, str] = field(default_factory=dict[str, str])  # file of views -> this version's checksum
 
     @property
     def missing(self) -> list[str]:
-        """Migrations of this version that were not applied."""
-        return sorted(self.wanted.keys() - (self.applied or {}).keys())
+        """Migrations of this version that were not applied, and views that are not its own: they can be made again."""
+        applied = self.applied or {}
+        old = [name for name, checksum in self.views.items() if applied.get(name) != checksum]
+        return [*sorted(self.wanted.keys() - applied.keys()), *old]
 
     @property
     def changed(self) -> list[str]:

@@ -243,6 +243,16 @@ def test_tables_that_are_not_this_versions_fail(applied: dict[str, str] | None, 
     assert (told.status, told.found) == ("fail", found)
 
 
+@pytest.mark.parametrize("applied", [{}, {"views.sql": "old"}])
+def test_views_that_are_missing_or_old_can_be_made_again(applied: dict[str, str]) -> None:
+    migrated = {"0001_x.sql": "aa"}
+    facts = ClickHouseFacts("26.6", migrated | applied, migrated, views={"views.sql": "vv"})
+    assert facts.changed == []
+    (told,) = of("tables", replace(WELL, clickhouse=facts))
+    assert (told.found, told.todo) == ("not applied: views.sql", "run `spanloop doctor --fix`")
+    assert of("tables", replace(WELL, clickhouse=replace(facts, applied=migrated | {"views.sql": "vv"}))) == []
+
+
 def test_an_old_clickhouse_fails() -> None:
     (told,) = of("clickhouse", replace(WELL, clickhouse=ClickHouseFacts("24.8.4.13", {}, {})))
     assert (told.found, told.expected) == ("version 24.8.4.13", "25.3 or later")
