@@ -248,6 +248,16 @@ def free_port(together: int = 1) -> int:
     raise ConfigError(f"no {together} free neighbouring ports on {LOOPBACK} after {BIND_TRIES} tries")
 
 
+def cluster_id(home: Path) -> str | None:
+    """Of the one node's log that is kept in `home`; None where there is none yet."""
+    try:
+        told = (home / "kafka" / "data" / "meta.properties").read_text()
+    except FileNotFoundError:
+        return None
+    found = re.search(r"^cluster\.id=(.+)$", told, re.MULTILINE)
+    return found and found[1].strip()
+
+
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)

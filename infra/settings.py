@@ -42,7 +42,6 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         env_nested_delimiter=NESTED,
-        toml_file=FILE,
         frozen=True,
         extra="forbid",
         hide_input_in_errors=True,  # it may be a secret
@@ -118,7 +117,9 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         del dotenv_settings, file_secret_settings
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        # All of them set is a child's environment, from `environment`: the file's `kafka` would be added to that.
+        complete = all(f"{PREFIX}{name.upper()}" in os.environ for name in settings_cls.model_fields)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, None if complete else FILE)
 
     def environment(self) -> dict[str, str]:
         """These settings as SPANLOOP_… variables for a child process."""

@@ -22,13 +22,15 @@ from . import admin, logs
 from .embedded_broker import EmbeddedBroker
 from .embedded_registry import EmbeddedRegistry
 from .kafka_config import partitions as partitions_of_topic
+from .owner import owned
 from .process import stop_on_signal
-from .real_kafka import RealKafka
+from .real_kafka import RealKafka, cluster_id
 from .settings import PREFIX, Settings
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+CLICKHOUSE = "clickhouse"
 ADDRESSES = (
     "profile",
     "bootstrap",
@@ -39,6 +41,18 @@ ADDRESSES = (
     "partitions",
     "home",
 )
+# Settings are of services elsewhere: those of the stack know no users, and one broker holds every replica.
+PLAIN = {
+    "kafka": dict[str, str](),
+    "replication": 1,
+    "min_isr": 0,
+    "registry_user": "",
+    "registry_password": "",
+    "registry_ca": "",
+    "clickhouse_url": "",
+}
+# In ClickHouse's folder: the id of the Kafka cluster whose records its tables hold.
+LOG_ID = "log-id"
 EMBEDDED_NOTE = (
     "The embedded broker at {bootstrap} keeps 5 MiB a partition and forgets everything when this process ends. It is "
     "for librdkafka, aiokafka and kafkajs clients; Java and franz-go clients (Kafka's own tools, Redpanda Console, "
@@ -60,19 +74,25 @@ class EmbeddedStack:
         registry_port: int = 0,
         clickhouse_port: int = 0,
     ) -> None:
-        """`home` gets their data; `kafka`: a real broker and registry. Raises ConfigError, Unavailable."""
+        """`home` gets their data; `kafka`: a real broker and registry. Raises ConfigError, Unavailable.
+
+        Of the settings elsewhere (variables, spanloop.toml) those that say how to reach services are not taken.
+        """
         self._open = ExitStack()
         home = home.resolve()
         home.mkdir(parents=True, exist_ok=True)
-        wanted = Settings(
-            profile="remote" if kafka else "embedded", prefix=prefix, partitions=partitions, home=home, bootstrap="-"
-        )
+        profile = "remote" if kafka else "embedded"
+        wanted = Settings(profile=profile, prefix=prefix, partitions=partitions, home=home).with_(**PLAIN)
         try:
+            self._open.enter_context(owned(home))
+            log_id = cluster_id(home) if kafka else None
             with ThreadPoolExecutor(1) as beside:
-                url = beside.submit(self._clickhouse, home, clickhouse_port, kafka) if clickhouse else None
+                url = beside.submit(self._clickhouse, home, clickhouse_port, log_id) if clickhouse else None
                 settings = self._kafka(wanted, home) if kafka else self._twins(wanted, registry_port)
                 admin.init(settings)
                 self.settings = settings if url is None else _tables(settings, url)
+            if kafka and clickhouse:
+                (home / CLICKHOUSE / LOG_ID).write_text(cluster_id(home) or "")
         except BaseException:
             self.close()
             raise
@@ -88,14 +108,13 @@ class EmbeddedStack:
         running = self._open.enter_context(RealKafka(home))
         return settings.with_(bootstrap=running.bootstrap, registry_url=running.registry_url)
 
-    def _clickhouse(self, home: Path, port: int, kept_log: bool) -> str:
+    def _clickhouse(self, home: Path, port: int, log_id: str | None) -> str:
         try:
             from .embedded_clickhouse import ClickHouseProcess
         except ImportError as error:
             raise ConfigError(f"ClickHouse needs {error.name}: pip install 'spanloop[sink]'") from error
-        path = home / "clickhouse"
-        if not kept_log:
-            _set_aside(path)
+        path = home / CLICKHOUSE
+        choose_tables(path, log_id)
         return self._open.enter_context(ClickHouseProcess(path, port)).url
 
     def close(self) -> None:
@@ -119,12 +138,23 @@ def _tables(settings: Settings, url: Future[str]) -> Settings:
     return settings
 
 
-def _set_aside(path: Path) -> None:
-    """Rows are told apart by their offsets, which begin at 0 again with every embedded broker."""
-    if path.exists():
+def choose_tables(path: Path, log_id: str | None) -> None:
+    """Leaves at `path` the tables of the log of this id, or none; those of another log are set aside.
+
+    Rows are told apart by their offsets, and every log begins at 0: in one table, rows of two logs replace each other.
+    """
+    if path.exists() and not _holds(path, log_id):
         kept = path.with_name(f"{path.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(path.stat().st_mtime))}")
         path.rename(kept)
-        log.warning("the tables of an earlier start, whose log is gone, are kept in %s", kept)
+        log.warning("the tables of an earlier start, which had another log, are kept in %s", kept)
+    for earlier in path.parent.glob(f"{path.name}-*"):
+        if not path.exists() and _holds(earlier, log_id):
+            earlier.rename(path)
+
+
+def _holds(path: Path, log_id: str | None) -> bool:
+    mark = path / LOG_ID
+    return log_id is not None and mark.is_file() and mark.read_text() == log_id
 
 
 def serve(home: Path, *, kafka: bool = False, prefix: str = "spanloop", partitions: int = 4) -> None:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO
 
 from spanloop.infra.process import Part
-from spanloop.infra.settings import Settings
+from spanloop.infra.settings import PREFIX, Settings
 from spanloop.schemas.errors import SpanloopError
 
 log = logging.getLogger(__name__)
@@ -83,12 +83,13 @@ class Processes:
     def start(self, name: str, command: Sequence[str]) -> None:
         """Starts `spanloop <command>`; what it prints goes to logs/<name>.log."""
         output = (self._logs / f"{name}.log").open("wb")
+        others = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
         child = subprocess.Popen(
             [sys.executable, "-m", "spanloop", "--with-stdin", *command],
             stdin=subprocess.PIPE,  # closes when this process ends, however that happens, and so does the child
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **self._settings.environment()},
+            env={**others, **self._settings.environment()},
             start_new_session=True,  # Ctrl-C in the terminal is ours to pass on, in order
         )
         self._children.append((name, child, output))

@@ -151,6 +151,16 @@ def test_processes_get_the_settings_and_end_when_they_are_closed(tmp_path: Path)
         processes.check()
 
 
+def test_processes_get_no_setting_but_those_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPANLOOP_KAFKA__X", "y")
+    settings = unreachable(tmp_path).with_(kafka={})
+    with Processes(settings, tmp_path / "logs") as processes:
+        processes.start("topics", ["topics"])
+        environ = Path(f"/proc/{processes.pids()['topics']}/environ").read_bytes()
+    assert b"SPANLOOP_KAFKA={}" in environ
+    assert b"SPANLOOP_KAFKA__X" not in environ
+
+
 PARENT = """
 import sys, time
 from pathlib import Path

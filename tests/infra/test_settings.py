@@ -81,6 +81,16 @@ def test_settings_travel_to_a_child_process_unchanged(monkeypatch: pytest.Monkey
     assert Settings() == settings
 
 
+def test_settings_of_a_child_process_are_not_mixed_with_a_file_where_it_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "spanloop.toml").write_text('replication = 3\n[kafka]\n"security.protocol" = "SASL_SSL"\n')
+    settings = Settings().with_(kafka={}, replication=1)
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == settings
+
+
 def test_settings_cannot_be_changed() -> None:
     settings = Settings()
     with pytest.raises(ValueError, match="frozen"):

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 from spanloop.infra import admin
+from spanloop.infra.clickhouse import connect
+from spanloop.infra.owner import LOCK
 from spanloop.infra.real_kafka import missing
 from spanloop.infra.settings import Settings
-from spanloop.infra.stack import EmbeddedStack
+from spanloop.infra.stack import LOG_ID, EmbeddedStack, choose_tables
+from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.topics import TOPICS
 
 
@@ -61,8 +64,6 @@ def running(tmp_path: Path) -> Iterator[Process]:
 
 
 def check_topics_and_tables(settings: Settings) -> None:
-    from spanloop.infra.clickhouse import connect
-
     assert admin.counts(settings) == {t.name: settings.partitions if t.spread else 1 for t in TOPICS.values()}
     assert len(admin.register(settings)) == len(TOPICS)
     assert connect(settings).rows("SELECT count() AS n FROM spans") == [{"n": 0}]
@@ -90,15 +91,21 @@ def test_an_interrupt_ends_it_as_well(running: Process) -> None:
 def test_a_real_kafka_keeps_its_records_and_schemas_between_starts(tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason) if os.environ.get("CI") != "true" else pytest.fail(reason)
+    (tmp_path / "clickhouse").mkdir()  # of an embedded start
     ids: list[Any] = []
-    for _ in range(2):
+    for rows in range(2):
         process = Process(tmp_path, "--kafka")
         settings = process.settings()
         assert settings.profile == "remote"
         check_topics_and_tables(settings)
         ids.append(admin.register(settings))
+        client = connect(settings)
+        assert client.rows("SELECT count() AS n FROM resources") == [{"n": rows}]
+        client.command("INSERT INTO resources (name, version, kind) VALUES ('policy', 1, 'policy')")
+        client.close()
         status, told, seconds = process.stop(signal.SIGTERM)
-        assert (status, told) == (0, "")
+        assert status == 0
+        assert (told == "") if rows else ("had another log, are kept in" in told)
         assert seconds < 15, "a broker that had to be killed takes longer"
         assert not list(tmp_path.glob("*/pid"))
     assert ids[0] == ids[1]
@@ -113,8 +120,52 @@ def test_tables_of_an_earlier_embedded_start_are_set_aside(tmp_path: Path) -> No
     assert (kept / "old").exists()
 
 
+def test_tables_come_back_with_the_log_whose_records_they_hold(tmp_path: Path) -> None:
+    path = tmp_path / "clickhouse"
+    for day, (log_id, rows) in enumerate(((None, "embedded"), ("first", "of first"), ("second", "of second"))):
+        choose_tables(path, log_id)
+        assert not path.exists()
+        path.mkdir()
+        (path / "rows").write_text(rows)
+        if log_id is not None:
+            (path / LOG_ID).write_text(log_id)
+        os.utime(path, (day * 86_400, day * 86_400))  # its name once set aside
+    choose_tables(path, "second")
+    assert (path / "rows").read_text() == "of second"
+    choose_tables(path, "first")
+    assert (path / "rows").read_text() == "of first"
+    choose_tables(path, None)
+    assert not path.exists()
+    assert sorted((kept / "rows").read_text() for kept in tmp_path.iterdir()) == ["embedded", "of first", "of second"]
+
+
+def test_a_second_start_in_a_home_is_refused_and_leaves_the_first_one_alone(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path, prefix="p") as first:
+        with pytest.raises(ConfigError, match=rf"in use by process {os.getpid()}: choose another home \(--home\)"):
+            EmbeddedStack(tmp_path, prefix="p")
+        check_topics_and_tables(first.settings)
+        assert not list(tmp_path.glob("clickhouse-*"))
+    with EmbeddedStack(tmp_path, clickhouse=False):
+        pass
+
+
+def test_settings_of_services_elsewhere_are_not_those_of_the_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spanloop.toml").write_text('dlq_limit = 7\nclickhouse_url = "http://ch:1"\n[kafka]\n"sasl.username" = "me"\n')
+    for name, value in (("KAFKA", '{"security.protocol": "SASL_SSL"}'), ("REPLICATION", "3"), ("MIN_ISR", "2"),
+                        ("REGISTRY_USER", "me"), ("REGISTRY_PASSWORD", "x"), ("REGISTRY_CA", "/no/such")):  # fmt: skip
+        monkeypatch.setenv(f"SPANLOOP_{name}", value)
+    with EmbeddedStack(tmp_path / "home", clickhouse=False) as stack:
+        found = stack.settings
+    assert (found.kafka, found.replication, found.min_isr, found.clickhouse_url) == ({}, 1, 0, "")
+    assert (found.registry_user, found.registry_password, found.registry_ca) == ("", "", "")
+    assert found.dlq_limit == 7
+
+
 def test_without_clickhouse_it_needs_none(tmp_path: Path) -> None:
     with EmbeddedStack(tmp_path, clickhouse=False, partitions=2) as stack:
         assert stack.settings.clickhouse_url == ""
         assert admin.counts(stack.settings)["spans"] == 2
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
