@@ -48,9 +48,11 @@ def live(settings: Settings, name: str, *, beginning: bool = False) -> Generator
 
 
 def exported(home: Path, name: str) -> Iterator[Line]:
-    """Every record of a finished run's exported topic."""
+    """Every record of a finished run's exported topic. Raises ConfigError where `home` holds no export."""
     path = home / "topics" / f"{topic_named(name).name}.avro"
     if not path.is_file():
+        if path.parent.is_dir():  # a topic's file is made with its first record
+            return
         raise ConfigError(f"{path} does not exist; is {home} a finished run's folder?")
     with path.open("rb") as file:
         for value in _records(file):

@@ -3,7 +3,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from sink_rig import Lab
@@ -39,6 +43,24 @@ def test_results_render_as_csv_tsv_and_json() -> None:
     assert json.loads(render(result, "json")) == [{"a": 1, "b": 'x,"y"'}, {"a": None, "b": {"k": [None, "00ff"]}}]
     with pytest.raises(ConfigError, match="xml"):
         render(result, "xml")
+
+
+def test_days_and_other_types_render_as_text() -> None:
+    day = date(2026, 7, 1)
+    row = (day, [day], datetime(2026, 7, 1, 12, tzinfo=timezone.utc), Decimal("1.10"), UUID(int=1), {day: math.inf})
+    result = Result(("day", "days", "at", "price", "id", "map"), (row,))
+    texts = ["2026-07-01", "2026-07-01T12:00:00+00:00", "1.10", f"{UUID(int=1)}"]
+    told = json.loads(render(result, "json"))[0]
+    assert list(told.values()) == [texts[0], [texts[0]], *texts[1:], {texts[0]: None}]
+    (_, cells) = csv.reader(io.StringIO(render(result, "csv")))
+    assert cells == [texts[0], '["2026-07-01"]', *texts[1:], '{"2026-07-01": null}']
+
+
+def test_a_day_asked_of_clickhouse_is_told(lab: Lab) -> None:
+    found = query(lab.settings, "SELECT toDate('2026-07-01') AS day, [day] AS days, nan AS n, toIPv4('10.0.0.1') AS ip")
+    assert json.loads(render(found, "json")) == [
+        {"day": "2026-07-01", "days": ["2026-07-01"], "n": None, "ip": "10.0.0.1"}
+    ]
 
 
 def test_a_finished_runs_folder_is_read_without_its_services(tmp_path: Path) -> None:

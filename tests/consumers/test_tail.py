@@ -67,6 +67,11 @@ def test_a_folder_without_an_export_is_refused_by_its_name(tmp_path: Path) -> No
         next(exported(tmp_path, "spans"))
 
 
+def test_a_topic_of_a_finished_run_that_got_no_record_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "topics").mkdir()
+    assert list(exported(tmp_path, "dead-letters")) == []
+
+
 def test_a_live_topic_is_read_from_its_first_record_on(embedded_settings: Settings) -> None:
     with closing(Producer(embedded_settings, "test")) as producer:
         producer.send_wait(Task(rollout_id="ro-1", run_id="run", input='"é"'))
