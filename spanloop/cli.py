@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from spanloop import __version__
 from spanloop.infra import logs
@@ -22,8 +22,14 @@ VERBOSE = "spanloop.verbose"
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Train agents from their events."
 )
-out = Console()
-err = Console(stderr=True)
+# What is printed is data: brackets and colons in it are its own.
+out = Console(markup=False, emoji=False)
+err = Console(stderr=True, markup=False, emoji=False)
+
+
+def marked(word: str, style: str, text: str) -> Text:
+    """`text` behind a word in a style."""
+    return Text.assemble((word, style), text)
 
 
 @app.callback()
@@ -72,7 +78,22 @@ def settings_of(context: typer.Context, *needed: str) -> Settings:
 
 
 def connected(context: typer.Context, *needed: str) -> Settings:
-    """The settings once a broker answers. Raises ConfigError as settings_of does, Unavailable naming host and port."""
+    """The settings once a broker answers whose topics fit them. Raises as `reached` does, and ConfigError.
+
+    With other partition counts a command would look for records where they are not, and miss others, without a word.
+    """
+    from spanloop.infra import admin
+
+    settings = reached(context, *needed)
+    admin.check(settings)
+    return settings
+
+
+def reached(context: typer.Context, *needed: str) -> Settings:
+    """The settings once a broker answers, for what must work whatever topics there are.
+
+    Raises ConfigError as settings_of does, Unavailable naming host and port.
+    """
     from spanloop.infra.kafka import wait_for_broker
 
     settings = settings_of(context, "bootstrap", "registry_url", *needed)
@@ -126,5 +147,5 @@ def main() -> None:
     try:
         app()
     except SpanloopError as error:
-        err.print(f"[bold red]{type(error).__name__}[/]: {escape(logs.masked(str(error)))}", highlight=False)
+        err.print(marked(type(error).__name__, "bold red", f": {logs.masked(str(error))}"))
         sys.exit(1)

@@ -84,6 +84,7 @@ def tail(
     lines = exported(home, topic) if home is not None else live(connected(context), topic, beginning=beginning)
     for number, line in enumerate(filter(holds, lines), 1):
         out.file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        out.file.flush()  # whoever reads a pipe waits for it
         if number == count:
             break
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from spanloop.cli import app, connected, out
+from spanloop.cli import app, connected, marked, out, reached
 from spanloop.infra.clock import NS_PER_S
 from spanloop.schemas.errors import REASONS, ConfigError
 from spanloop.schemas.topics import TOPICS
@@ -48,7 +48,7 @@ def list_letters(
     if format not in ("table", "json"):
         raise ConfigError(f"--format {format}: expected table or json")
     wanted = _selection(reason, topic, consumer, offset)
-    found = list(letters.read(connected(context), bodies=False))
+    found = list(letters.read(reached(context), bodies=False))
     done = letters.replayed(found)
     chosen = [letter for letter in found if wanted.takes(letter)]
     if summary:
@@ -69,7 +69,7 @@ def _show_summary(chosen: Iterable[Letter]) -> None:
 
     table = Table("consumer", "topic", "reason", "letters")
     for (consumer, topic, reason), count in summary(chosen).most_common():
-        table.add_row(escape(consumer), topic, reason, f"{count:,}")
+        table.add_row(consumer, topic, reason, f"{count:,}")
     out.print(table)
 
 
@@ -79,8 +79,8 @@ def _show(chosen: Iterable[Letter], done: set[int]) -> None:
         dead = letter.dead
         at = datetime.fromtimestamp(dead.at_ns / NS_PER_S, timezone.utc).isoformat(sep=" ", timespec="seconds")
         put_back = "yes" if letter.offset in done else ""
-        message = escape(dead.message[:MESSAGE_CHARS])
-        table.add_row(str(letter.offset), at, escape(dead.consumer), letter.where, dead.reason, put_back, message)
+        message = dead.message[:MESSAGE_CHARS]
+        table.add_row(str(letter.offset), at, dead.consumer, letter.where, dead.reason, put_back, message)
     out.print(table)
 
 
@@ -95,7 +95,7 @@ def show_letter(
     from spanloop.infra.registry import connect
     from spanloop.schemas.serde import Decoder
 
-    settings = connected(context)
+    settings = reached(context)
     found = next((x for x in letters.read(settings, first=letter) if x.offset == letter), None)
     if found is None:
         raise ConfigError(f"there is no dead letter {letter}; `spanloop dlq list` has them all")
@@ -129,14 +129,14 @@ def replay_letters(
         letter = f"letter {done.letter.offset} ({done.letter.where}, {done.letter.dead.reason})"
         if isinstance(done.put, Kept):
             kept += 1
-            said = f"[yellow]kept[/] {escape(f'{letter}: {done.put.why}')}"
+            said = marked("kept", "yellow", f" {letter}: {done.put.why}")
         else:
             put += 1
             at = f"{done.put.topic}[{done.put.partition}]"
-            said = f"would put back {escape(f'{letter} on {at}')}"
+            said = Text(f"would put back {letter} on {at}")
             if done.offset is not None:
-                said = f"[green]put back[/] {escape(f'{letter} at {at}@{done.offset}')}"
-        out.print(said, highlight=False, soft_wrap=True)
+                said = marked("put back", "green", f" {letter} at {at}@{done.offset}")
+        out.print(said, soft_wrap=True)
     out.print(f"{put} {'would be put' if dry_run else 'put'} back, {kept} kept", highlight=False)
 
 

@@ -8,16 +8,17 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from spanloop.cli import app, connected, err, out, settings_of
+from spanloop.cli import app, connected, err, marked, out, settings_of
 from spanloop.infra import logs
 from spanloop.schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from spanloop.infra.facts import Finding
     from spanloop.infra.lag import PartitionLag
+    from spanloop.infra.settings import Settings
     from spanloop.schemas.records import Task
 
 Reason = Annotated[str | None, typer.Option(help="Why, for people.")]
@@ -66,14 +67,13 @@ def _masked(f: Finding) -> Finding:
 
 def _show_findings(findings: Iterable[Finding], fixed: Iterable[str]) -> None:
     for line in fixed:
-        out.print(f"[green]fixed[/] {escape(line)}", highlight=False, soft_wrap=True)
+        out.print(marked("fixed", "green", f" {line}"), soft_wrap=True)
     for f in findings:
         about = f" {f.about}" if f.about else ""
-        line = f"[{STYLE[f.status]}]{f.status:5}[/] {escape(f'{f.check}{about}: {f.found}')}"
-        out.print(line, highlight=False, soft_wrap=True)
+        out.print(marked(f"{f.status:5}", STYLE[f.status], f" {f.check}{about}: {f.found}"), soft_wrap=True)
         for label, text in (("expected", f.expected), ("to do", f.todo)):
             if text:
-                out.print(f"      {label}: {escape(text)}", highlight=False, soft_wrap=True)
+                out.print(f"      {label}: {text}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -106,7 +106,7 @@ def lag(
 def _show_lag(found: Iterable[tuple[str, Sequence[PartitionLag]]], *, every: bool) -> None:
     table = Table("group", "topic", "partition", "committed", "end", "behind")
     for name, parts in found:
-        table.add_row(f"[bold]{name}[/]", "", "", "", "", f"[bold]{sum(p.lag for p in parts):,}[/]")
+        table.add_row(name, "", "", "", "", f"{sum(p.lag for p in parts):,}", style="bold")
         for part in parts:
             if every or part.lag:
                 committed = "never" if part.committed is None else str(part.committed)
@@ -147,8 +147,9 @@ def requeue(
     from spanloop.orders import tasks_again
     from spanloop.schemas import orders
 
-    for task in orders.requeue(tasks_again(connected(context), names), reason):
-        _send(context, task, f"{task.requeued_from} again as {task.rollout_id}")
+    settings = connected(context)
+    for task in orders.requeue(tasks_again(settings, names), reason):
+        _send(settings, task, f"{task.requeued_from} again as {task.rollout_id}")
 
 
 @app.command()
@@ -160,7 +161,7 @@ def limit(
     """Let a run have so many attempts out at once from now on."""
     from spanloop.schemas import orders
 
-    _send(context, orders.limit_run(run, attempts), f"limit run {run!r} to {attempts or 'any number of'} attempts")
+    _send(connected(context), orders.limit_run(run, attempts), f"limit run {run!r} to {attempts or 'any number of'} attempts")
 
 
 @app.command()
@@ -174,7 +175,7 @@ def drain(
     from spanloop.schemas import orders
 
     task = orders.undrain(worker) if undo else orders.drain(worker, reason)
-    _send(context, task, f"{task.action} worker {worker!r}")
+    _send(connected(context), task, f"{task.action} worker {worker!r}")
 
 
 def _order(context: typer.Context, action: str, name: str, *, run: bool, reason: str | None) -> None:
@@ -182,17 +183,17 @@ def _order(context: typer.Context, action: str, name: str, *, run: bool, reason:
 
     settings = connected(context)
     found = who(settings, name, run=run)
-    _send(context, order(action, found, reason), f"{action} {found}")
+    _send(settings, order(action, found, reason), f"{action} {found}")
 
 
-def _send(context: typer.Context, task: Task, said: str) -> None:
+def _send(settings: Settings, task: Task, said: str) -> None:
     from contextlib import closing
 
     from spanloop.infra.producer import Producer
 
-    with closing(Producer(connected(context), "order")) as producer:
+    with closing(Producer(settings, "order")) as producer:
         ack = producer.send_wait(task)
-    out.print(escape(f"{said}: sent as tasks[{ack.partition}]@{ack.offset}"), highlight=False, soft_wrap=True)
+    out.print(f"{said}: sent as tasks[{ack.partition}]@{ack.offset}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -217,17 +218,17 @@ def assemble(
     for trajectory in made.values():
         out.file.write(json.dumps(plain(to_plain(trajectory)), ensure_ascii=False) + "\n")
     for remark in rebuilt.remarks:
-        _tell(f"[yellow]note[/] {escape(remark)}")
+        _tell(marked("note", "yellow", f" {remark}"))
     differ = False
     for found in compare(made, there):
         differ = differ or bool(found.differences)
         if not found.differences and found.published is not None:
-            _tell(f"[green]equal[/] {found.attempt_id}: revision {found.published.revision} in the topic")
+            _tell(marked("equal", "green", f" {found.attempt_id}: revision {found.published.revision} in the topic"))
         for line in found.differences:
-            _tell(f"[bold red]differs[/] {found.attempt_id}: {escape(line)}")
+            _tell(marked("differs", "bold red", f" {found.attempt_id}: {line}"))
     if differ:
         raise typer.Exit(1)
 
 
-def _tell(line: str) -> None:
-    err.print(line, highlight=False, soft_wrap=True)
+def _tell(line: Text) -> None:
+    err.print(line, soft_wrap=True)

@@ -10,20 +10,10 @@ from typing import Annotated, cast
 
 import typer
 
-from spanloop.cli import app, connected, out, settings_of
+from spanloop.cli import app, connected, out, reached, settings_of
 from spanloop.infra.process import run_until_signalled
-from spanloop.infra.settings import Settings
 from spanloop.parts import Together
 from spanloop.schemas.errors import ConfigError
-
-
-def ready(context: typer.Context, *needed: str) -> Settings:
-    """The settings once a broker answers whose topics fit them. Raises ConfigError, Unavailable."""
-    from spanloop.infra import admin
-
-    settings = connected(context, *needed)
-    admin.check(settings)
-    return settings
 
 
 @app.command()
@@ -31,7 +21,7 @@ def init(context: typer.Context) -> None:
     """Create topics, subjects and tables; may be run again."""
     from spanloop.infra import admin, clickhouse
 
-    settings = connected(context)
+    settings = reached(context)
     ids = admin.init(settings)
     out.print(f"{len(ids)} topics and subjects are ready under {settings.prefix!r}")
     if settings.clickhouse_url:
@@ -52,7 +42,8 @@ def up(
     """Start broker, registry and ClickHouse on this machine; prints addresses that other processes can use."""
     from spanloop.infra.stack import serve
 
-    serve(home, kafka=kafka, prefix=settings_of(context).prefix)
+    settings = settings_of(context)
+    serve(home, kafka=kafka, prefix=settings.prefix, partitions=settings.partitions)
 
 
 @app.command()
@@ -63,7 +54,7 @@ def streams(
     """Run the controller and the assembler."""
     if only not in (None, "controller", "assembler"):
         raise ConfigError(f"--only {only}: expected controller or assembler")
-    settings = ready(context)
+    settings = connected(context)
     from spanloop.streams.app import AssemblerService
     from spanloop.streams.controller_shell import ControllerService
 
@@ -74,7 +65,7 @@ def streams(
 @app.command()
 def sink(context: typer.Context) -> None:
     """Write every topic to ClickHouse."""
-    settings = ready(context, "clickhouse_url")
+    settings = connected(context, "clickhouse_url")
     from spanloop.consumers.sink import SinkService
 
     run_until_signalled(SinkService(settings))
@@ -90,7 +81,7 @@ def gateway(
     ] = None,
 ) -> None:
     """Serve agents' model calls and record them."""
-    settings = ready(context)
+    settings = connected(context)
     from spanloop.producers.gateway import GatewayService
 
     run_until_signalled(GatewayService(settings, host=host, port=port, upstream_url=upstream))
@@ -118,7 +109,7 @@ def worker(
         recycle=recycle,
         drain_s=drain_s,
     )
-    settings = ready(context, "gateway_url")
+    settings = connected(context, "gateway_url")
     run_until_signalled(WorkerService(settings, agent, policy))
 
 
@@ -134,7 +125,7 @@ def engine(
     """Serve a policy and load each new version of it."""
     if (model is None) == (url is None):
         raise ConfigError("give either --model (starts the embedded engine) or --url (a running one)")
-    settings = ready(context)
+    settings = connected(context)
     from spanloop.infra.engine_process import EngineProcess
     from spanloop.trainer.loader import LoaderService
 
@@ -154,7 +145,7 @@ def train(
     from spanloop.trainer.config import load_config
 
     chosen = load_config(config)
-    settings = ready(context)
+    settings = connected(context)
     from spanloop.trainer.loop import TrainerService
 
     run_until_signalled(TrainerService(settings, chosen))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from spanloop.demo_parts import Plan, Running
 from spanloop.demo_report import finish
@@ -29,6 +30,7 @@ from spanloop.infra.real_kafka import free_port
 from spanloop.infra.settings import Settings
 from spanloop.infra.stack import EmbeddedStack
 from spanloop.schemas import ids
+from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.records import Limits, Task
 from spanloop.trainer import tiny
 from spanloop.trainer.config import TrainerConfig
@@ -76,15 +78,23 @@ def run_demo(config: DemoConfig) -> int:
 
     Ctrl-C stops it cleanly, with everything flushed and the folder readable, and the status is that of SIGINT.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console()
     home = (config.home or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
+    check_fresh(home)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console(markup=False, emoji=False)
     home.mkdir(parents=True, exist_ok=True)
-    console.print(f"[bold]spanloop demo[/], seed {config.seed}; everything stays in {home}")
+    console.print(Text.assemble(("spanloop demo", "bold"), f", seed {config.seed}; everything stays in {home}"))
     with ExitStack() as stack:
         settings, monitor, interrupted = train(config, home, console, stack)
         finish(config, home, settings, monitor, console, interrupted=interrupted)
     return 128 + signal.SIGINT if interrupted else 0
+
+
+def check_fresh(home: Path) -> None:
+    """A run cannot go on once its log is gone, and a second one would write over it. Raises ConfigError."""
+    for name in ("topics", "trainer"):
+        if (home / name).exists():
+            raise ConfigError(f"{home} holds an earlier run ({name}/): choose another home (--home) or remove this one")
 
 
 def train(config: DemoConfig, home: Path, console: Console, stack: ExitStack) -> tuple[Settings, Monitor, bool]:
@@ -120,7 +130,7 @@ def train(config: DemoConfig, home: Path, console: Console, stack: ExitStack) ->
             interrupted = True
         parts.stop_writing()
         if not monitor.wait_for_sink(INTERRUPTED_PATIENCE_S if interrupted else SINK_PATIENCE_S):
-            console.print("[yellow]ClickHouse does not hold everything yet; the exported topics do")
+            console.print("ClickHouse does not hold everything yet; the exported topics do", style="yellow")
     return settings, monitor, interrupted
 
 

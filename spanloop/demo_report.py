@@ -78,7 +78,7 @@ def finish(
             config.report.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
             console.print(f"report: {config.report}")
         example = query("SELECT rollout_id FROM v_rollouts WHERE final ORDER BY final_reward DESC LIMIT 1").rows
-    console.print("\n[bold]try[/]")
+    console.print("\ntry", style="bold")
     statement = "select policy_version, count(), avg(output_tokens) from v_calls group by 1 order by 1"
     spanloop = program()
     console.print(f'  {spanloop} sql --home {home} "{statement}"', soft_wrap=True, highlight=False)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree
 
 from spanloop.consumers.query import Query
@@ -30,9 +30,10 @@ def rollout_tree(query: Query, rollout_id: str, *, messages: bool = False) -> Tr
     if shown is None:
         raise ConfigError(f"nothing is stored of rollout {rollout_id!r}; `spanloop sql` lists them in v_rollouts")
     state = shown.rollout or {}
-    root = Tree(f"[bold]{rollout_id}[/] {state.get('status', 'unknown')} reward {state.get('final_reward')}")
+    told = f" {state.get('status', 'unknown')} reward {state.get('final_reward')}"
+    root = Tree(Text.assemble((rollout_id, "bold"), told))
     if state:
-        root.add(escape(f"input {state['input']}"))
+        root.add(Text(f"input {state['input']}"))
     asked = query(MESSAGES, {"id": rollout_id}).dicts() if messages else []
     talks = {(row["attempt_id"], row["span_id"]): row for row in asked}
     for attempt in shown.attempts:
@@ -40,18 +41,19 @@ def rollout_tree(query: Query, rollout_id: str, *, messages: bool = False) -> Tr
     rewards = root.add("rewards")
     for reward in shown.rewards:
         target = f" on span {reward['span_id']}" if reward["span_id"] else ""
-        rewards.add(escape(f"{reward['name']} ({reward['scope']}, {reward['source']}) {reward['value']}{target}"))
+        rewards.add(Text(f"{reward['name']} ({reward['scope']}, {reward['source']}) {reward['value']}{target}"))
     return root
 
 
 def _attempt(root: Tree, shown: ShownAttempt, talks: Mapping[tuple[str, str], Row]) -> None:
     told = shown.attempt or {}
     final = ", final" if told.get("final") else ""
-    branch = root.add(f"[bold]{shown.attempt_id}[/] {told.get('outcome') or told.get('status', '')}{final}")
+    status = told.get("outcome") or told.get("status", "")
+    branch = root.add(Text.assemble((shown.attempt_id, "bold"), f" {status}{final}"))
     levels: list[Tree] = [branch.add("spans")]
     for node in shown.spans:
         del levels[node.depth + 1 :]
-        levels.append(levels[-1].add(escape(_span(node.span))))
+        levels.append(levels[-1].add(Text(_span(node.span))))
         if talk := talks.get((shown.attempt_id, node.span.get("span_id", ""))):
             _talk(levels[-1], talk)
     trajectory = shown.trajectory
@@ -59,12 +61,12 @@ def _attempt(root: Tree, shown: ShownAttempt, talks: Mapping[tuple[str, str], Ro
         branch.add("no trajectory yet")
         return
     made = branch.add(
-        escape(f"trajectory, revision {trajectory['revision']}, reward {trajectory['final_reward']}, "
-               f"flags {list(trajectory['flags'])}")
+        Text(f"trajectory, revision {trajectory['revision']}, reward {trajectory['final_reward']}, "
+             f"flags {list(trajectory['flags'])}")
     )  # fmt: skip
     _calls(made, shown.calls)
     for row in shown.rows:
-        made.add(f"row {row['row']}: {row['tokens']} tokens, {row['trained_tokens']} by {row['policy']}")
+        made.add(Text(f"row {row['row']}: {row['tokens']} tokens, {row['trained_tokens']} by {row['policy']}"))
 
 
 def _talk(branch: Tree, call: Row) -> None:
@@ -73,9 +75,9 @@ def _talk(branch: Tree, call: Row) -> None:
     for message in [*sent.messages, *answers(call["response"])]:
         said = message.get("content") or message.get("tool_calls") or ""
         text = said if isinstance(said, str) else json.dumps(said)
-        branch.add(escape(f"{message['role']}: {text[:MESSAGE_LENGTH]}"))
+        branch.add(Text(f"{message['role']}: {text[:MESSAGE_LENGTH]}"))
     for warning in sent.warnings:
-        branch.add(f"[yellow]{escape(warning)}[/]")
+        branch.add(Text(warning, "yellow"))
 
 
 def _calls(branch: Tree, calls: Sequence[Row]) -> None:
@@ -83,8 +85,8 @@ def _calls(branch: Tree, calls: Sequence[Row]) -> None:
         left_out = f", left out: {call['excluded']}" if call["excluded"] else ""
         runs: Sequence[Row] = call["policy_versions"]
         versions = ", ".join(str(run["version"]) for run in runs)
-        branch.add(escape(f"call {call['call']} on span {call['span_id']}: version {versions}, "
-                          f"credit {call['credit']}{left_out}"))  # fmt: skip
+        branch.add(Text(f"call {call['call']} on span {call['span_id']}: version {versions}, "
+                        f"credit {call['credit']}{left_out}"))  # fmt: skip
 
 
 def _span(span: Row) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -9,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from typer.core import TyperGroup as Group
@@ -20,13 +21,16 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from spanloop import cli, cli_ask, cli_letters, cli_ops, cli_parts
+from spanloop.consumers import tail
 from spanloop.consumers.export import ExportService
+from spanloop.consumers.query import Result
+from spanloop.infra import stack
 from spanloop.infra.producer import Producer
 from spanloop.infra.settings import PREFIX, Settings
 from spanloop.schemas.records import Task
 from spanloop.schemas.topics import TOPICS
 
-del cli_ask, cli_letters, cli_ops, cli_parts  # they register their commands
+del cli_letters, cli_ops, cli_parts  # they register their commands
 COMMANDS = sorted(cast("Group", get_command(cli.app)).commands)
 DEADLINE_S = 120.0
 TRAINER = """
@@ -131,6 +135,56 @@ def test_contradicting_arguments_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert said in refused(monkeypatch, capsys, *arguments)
+
+
+@pytest.mark.parametrize("kept", ["topics", "trainer"])
+def test_a_demo_is_not_run_over_an_earlier_one(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: str
+) -> None:
+    monkeypatch.setattr("spanloop.demo.EmbeddedStack", None)  # nothing is started before it is known
+    (bare / "run" / kept).mkdir(parents=True)
+    said = refused(monkeypatch, capsys, "demo", "--home", "run")
+    assert f"run holds an earlier run ({kept}/): choose another home (--home) or remove this one" in said
+
+
+@pytest.mark.usefixtures("bare")
+def test_up_starts_what_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def serve(home: Path, **chosen: Any) -> None:
+        asked.append({"home": home, **chosen})
+
+    monkeypatch.setattr(stack, "serve", serve)
+    monkeypatch.setenv("SPANLOOP_PARTITIONS", "16")
+    assert CliRunner().invoke(cli.app, ["--prefix", "mine", "up", "--home", "there"]).exit_code == 0
+    assert asked == [{"home": Path("there"), "kafka": False, "prefix": "mine", "partitions": 16}]
+
+
+def test_a_table_shows_data_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = ('{"x": [true]}', "ends [/INST]", ":warning: \\[b]", None)
+    cli_ask.show_table(Result(("a[1]", "[/b]", ":x:", "d"), (cells,)))
+    said = capsys.readouterr().out
+    for text in (*cells[:3], "a[1]", "[/b]", ":x:"):
+        assert f" {text} " in said
+
+
+@pytest.mark.usefixtures("bare")
+def test_each_line_of_tail_is_in_the_pipe_before_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    seen: list[bytes] = []
+
+    def lines(home: Path, name: str) -> Generator[dict[str, Any]]:
+        for n in range(2):
+            yield {"home": str(home), "topic": name, "n": n}
+            seen.append(pipe.getvalue().splitlines()[-1])
+
+    monkeypatch.setattr(tail, "exported", lines)
+    monkeypatch.setattr(sys, "argv", ["spanloop", "tail", "spans", "--home", "h"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(pipe)))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert [json.loads(line)["n"] for line in seen] == [0, 1]
 
 
 @pytest.mark.usefixtures("bare")

@@ -114,6 +114,30 @@ def test_the_doctor_keeps_secrets_to_itself(
     assert "http://me:***@r:1" in out
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tail", "tasks"], ["lag"], ["pause", "ro-1"], ["resume", "ro-1"], ["cancel", "ro-1"], ["requeue", "ro-1"],
+        ["limit", "run", "4"], ["drain", "box-1"], ["assemble", "--from-log", "ro-1"], ["dlq", "replay", "--all"],
+    ],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+@pytest.mark.usefixtures("ours")
+def test_partition_counts_that_are_not_the_settings_are_told(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPANLOOP_PARTITIONS", "8")
+    assert ran(monkeypatch, *arguments) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "ConfigError: topic 'assignments' has 4 partitions, expected 8; " in said
+
+
+@pytest.mark.usefixtures("ours")
+def test_dead_letters_can_be_read_whatever_the_partition_counts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPANLOOP_PARTITIONS", "8")
+    assert ran(monkeypatch, "dlq", "list") == 0
+
+
 def test_lag_is_told_group_by_group(
     ours: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +184,18 @@ def test_a_finished_rollout_is_queued_again_as_a_new_one(
     assert f"ro-1 again as {task.rollout_id}: sent as tasks[0]@0" in capsys.readouterr().out
     assert (task.requeued_from, task.reason, task.input) == ("ro-1", "a worker was broken", '{"a": 1}')
     assert task.rollout_id != "ro-1"
+
+
+def test_dead_letters_are_listed_with_what_others_wrote_as_it_is(
+    ours: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Producer(ours, "test")) as producer:
+        producer.send_wait(DeadLetter("[a]", "[/b]", 0, 3, "undecodable", b"ro-1", None, "x [/INST]"))
+    for arguments in ([], ["--summary"]):
+        assert ran(monkeypatch, "dlq", "list", *arguments) == 0
+        said = capsys.readouterr().out
+        assert "[a]" in said
+        assert "[/b]" in said
 
 
 def sent(settings: Settings, count: int) -> list[Task]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -39,7 +40,7 @@ def attempt(*, spans: Sequence[Node] = (), made: bool = True) -> ShownAttempt:
     )
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, shown: Shown | None) -> list[str]:
+def drawn(monkeypatch: pytest.MonkeyPatch, shown: Shown | None, rollout: str = "ro-1") -> list[str]:
     """The tree's lines without their branches."""
 
     def found(query: Query, rollout_id: str) -> Shown | None:
@@ -49,7 +50,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, shown: Shown | None) -> list[str]:
     monkeypatch.setattr(show, "show", found)
     console = Console(width=200, color_system=None)
     with console.capture() as captured:
-        console.print(show.rollout_tree(cast("Query", None), "ro-1"))
+        console.print(show.rollout_tree(cast("Query", None), rollout))
     return [line.strip("│├└─ ") for line in captured.get().splitlines()]
 
 
@@ -82,6 +83,15 @@ def test_a_rollout_is_shown_from_its_input_to_its_rewards(monkeypatch: pytest.Mo
         "score (final, agent) 0.5",
         f"step (step, agent) 0.5 on span {'b' * 16}",
     ]
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = attempt()
+    told = replace(told, attempt_id="[b]at", rows=[{**told.rows[0], "policy": "[/p]"}])
+    shown = Shown(rollout=None, attempts=[told], rewards=[])
+    lines = drawn(monkeypatch, shown, "[/ro]")
+    assert lines[:2] == ["[/ro] unknown reward None", "[b]at succeeded, final"]
+    assert "row 0: 12 tokens, 5 by [/p]" in lines
 
 
 def test_an_attempt_that_was_not_assembled_yet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,5 +143,5 @@ def test_what_a_call_was_sent_and_answered_is_shown_where_asked(monkeypatch: pyt
     monkeypatch.setattr(show, "show", found)
     tree = show.rollout_tree(cast("Query", Asked()), "ro-1", messages=True)
     (call,) = tree.children[0].children[0].children
-    assert [str(line.label) for line in call.children][:2] == [r"user: \[q]", "assistant: a"]
+    assert [str(line.label) for line in call.children][:2] == ["user: [q]", "assistant: a"]
     assert "message 1 has no role" in str(call.children[2].label)
