@@ -161,7 +161,8 @@ def limit(
     """Let a run have so many attempts out at once from now on."""
     from spanloop.schemas import orders
 
-    _send(connected(context), orders.limit_run(run, attempts), f"limit run {run!r} to {attempts or 'any number of'} attempts")
+    task = orders.limit_run(run, attempts)
+    _send(connected(context), task, f"limit run {run!r} to {attempts or 'any number of'} attempts")
 
 
 @app.command()
