@@ -2,7 +2,8 @@
 reached the record is fine, so that its partition waits.
 
     registry knows the id         the record
-    registry answers 404          dead letter `unknown_schema_id` (after the tries that infra.registry makes)
+    registry does not know it     dead letter `unknown_schema_id` (after the tries that infra.registry makes)
+    it is no Avro record's        dead letter `undecodable`
     registry cannot be reached    wait, try again, for ever; an id met before needs no registry
 """
 
@@ -60,10 +61,13 @@ class Taking:
                 return found
 
     async def record_async(self, message: Message, check: Check | None = None) -> Record | None:
-        """The same without holding up the event loop."""
+        """The same without holding up the event loop: the registry is asked in a thread."""
         while True:
             try:
-                found = self._judge(message, check)
+                if message.value is not None and self.decoder.asks(message.value, message.headers):
+                    found = await asyncio.to_thread(self._judge, message, check)
+                else:
+                    found = self._judge(message, check)
             except Unavailable as error:
                 self._tell(message, error)
                 await asyncio.sleep(RETRY_S)

@@ -2,7 +2,7 @@
 
 SpanloopError
 ├── InvalidRecord            the record is at fault: dead letter, go on
-│   ├── UnknownSchemaId      the registry answered 404
+│   ├── UnknownSchemaId      the registry does not know the id
 │   └── ConflictingResource  (name, version) exists with other content
 ├── MissingKey               a keyed topic got a null key
 ├── RecordTooLarge           over the topic's limit, found before it was enqueued
@@ -26,7 +26,7 @@ from typing import Literal, get_args
 Reason = Literal[
     "bad_framing",  # no Confluent magic byte, or shorter than its header
     "unknown_schema_id",  # the registry does not know the id
-    "undecodable",  # the body does not fit its schema
+    "undecodable",  # the body does not fit its schema, or that is no Avro record's
     "missing_key",  # a null key on a keyed topic
     "nonfinite_reward",  # NaN or infinity as a reward
     "bad_packing",  # packed ids, masks or log-probs whose lengths contradict each other

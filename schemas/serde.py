@@ -11,7 +11,9 @@ import hashlib
 import io
 import json
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.resources import files
@@ -31,6 +33,12 @@ MAGIC = 0
 HEADER = struct.Struct(">bI")
 SCHEMA_ID_HEADER = "__value_schema_id"
 Headers = Sequence[tuple[str, "str | bytes | None"]] | None
+# How long an id that was refused is not asked for again: a registry fed from a log may learn it later.
+REFUSED_S = 30.0
+# Garbage makes an id of any four bytes.
+MAX_REFUSED = 10_000
+# What goes wrong with a foreign schema may quote all of it.
+MAX_REASON = 500
 T = TypeVar("T")
 # fastavro's stubs leave its file argument untyped
 read_datum = cast("Callable[[io.BytesIO, Any, Any], Any]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
@@ -46,7 +54,10 @@ _CLASSES: dict[str, type] = {
 
 
 class SchemaLookup(Protocol):
-    """Finds a schema's JSON by id or GUID; raises UnknownSchemaId or Unavailable. Implemented by `infra.registry`."""
+    """Finds a schema's JSON by id or GUID; raises InvalidRecord (UnknownSchemaId) or Unavailable.
+
+    Implemented by `infra.registry`.
+    """
 
     def schema(self, schema_id: int | str) -> str: ...
 
@@ -93,14 +104,20 @@ def frame(schema_id: int, body: bytes) -> bytes:
 
 def split(value: bytes, headers: Headers = None) -> tuple[int | str, bytes]:
     """A framed value's schema id (or GUID) and its body. Raises InvalidRecord where neither framing is there."""
+    schema_id, start = _framing(value, headers)
+    return schema_id, value[start:]
+
+
+def _framing(value: bytes, headers: Headers) -> tuple[int | str, int]:
+    """A framed value's schema id and where its body starts."""
     for name, content in headers or ():
         if name == SCHEMA_ID_HEADER and isinstance(content, bytes):
-            return _header_id(content), value
+            return _header_id(content), 0
     if len(value) < HEADER.size or value[0] != MAGIC:
         raise InvalidRecord(
             "bad_framing", f"expected byte 0 and a 4-byte schema id, got {len(value)} bytes starting {value[:5].hex()}"
         )
-    return HEADER.unpack_from(value)[1], value[HEADER.size :]
+    return HEADER.unpack_from(value)[1], HEADER.size
 
 
 def _header_id(content: bytes) -> int | str:
@@ -142,20 +159,65 @@ def _read_foreign(record: type[Record], body: bytes, writer: str) -> tuple[Any, 
     return from_dict(record, cast("dict[str, Any]", value)), source.tell()
 
 
-class Decoder:
-    """Reads framed values; caches writer schemas by id for the life of the process."""
+def _writer_schema(schema_id: int | str, text: str) -> str:
+    """What a registry holds under an id, as our own text where it is ours. Raises InvalidRecord where it is no record.
 
-    def __init__(self, lookup: SchemaLookup) -> None:
+    A registry shared with others has schemas of other kinds, and such as refer to further ones.
+    """
+    try:
+        own = _own_schemas().get(fingerprint(text))
+        if own is None:
+            parsed_schema(text)
+            root = json.loads(text)
+            if root["type"] != "record" or not isinstance(root["fields"], list):
+                raise TypeError(f"expected a record and a list of its fields, got type {root['type']}")
+    except Exception as error:  # a foreign text raises nearly anything; all of it is the record's fault
+        reason = f"schema id {schema_id} is no Avro record that stands alone: {type(error).__name__} {error}"
+        raise InvalidRecord("undecodable", reason[:MAX_REASON]) from error
+    return own or text
+
+
+class Decoder:
+    """Reads framed values; caches writer schemas by id for the life of the process, and refused ids for REFUSED_S."""
+
+    def __init__(self, lookup: SchemaLookup, now_s: Callable[[], float] = time.monotonic) -> None:
         self._lookup = lookup
+        self._now_s = now_s
         self._writers: dict[int | str, str] = {}
+        self._refused: dict[int | str, tuple[float, InvalidRecord]] = {}  # until when, and why
 
     def writer(self, schema_id: int | str) -> str:
-        """The schema JSON behind an id. Raises UnknownSchemaId, or Unavailable while the registry cannot be reached."""
+        """The schema JSON behind an id, always a record's.
+
+        Raises InvalidRecord where there is none, or Unavailable while the registry cannot be reached.
+        """
         found = self._writers.get(schema_id)
         if found is None:
-            text = self._lookup.schema(schema_id)
-            found = self._writers[schema_id] = _own_schemas().get(fingerprint(text), text)
+            found = self._writers[schema_id] = self._ask(schema_id)
         return found
+
+    def asks(self, value: bytes, headers: Headers = None) -> bool:
+        """Whether reading a value asks the registry first, which may take seconds."""
+        try:
+            schema_id, _ = _framing(value, headers)
+        except InvalidRecord:
+            return False
+        return schema_id not in self._writers and self._refusal(schema_id) is None
+
+    def _ask(self, schema_id: int | str) -> str:
+        if (refusal := self._refusal(schema_id)) is not None:
+            raise copy(refusal)
+        try:
+            return _writer_schema(schema_id, self._lookup.schema(schema_id))
+        except InvalidRecord as error:
+            if len(self._refused) >= MAX_REFUSED:
+                self._refused.clear()
+            self._refused[schema_id] = self._now_s() + REFUSED_S, copy(error)  # a copy holds no frames
+            raise
+
+    def _refusal(self, schema_id: int | str) -> InvalidRecord | None:
+        until_s, error = self._refused.get(schema_id, (0.0, None))
+        return error if error is not None and self._now_s() < until_s else None
 
     def decode(self, record: type[T], value: bytes, headers: Headers = None) -> T:
         """One record. A tombstone has no value: callers handle it before. Raises InvalidRecord or Unavailable."""

@@ -124,6 +124,26 @@ def test_asking_once_leaves_the_wait_to_the_caller() -> None:
     assert reading.once(message()) is not None
 
 
+def test_a_registry_that_hangs_does_not_hold_up_the_event_loop() -> None:
+    let_go = threading.Event()
+    judged_in: list[threading.Thread] = []
+
+    class Hanging(Lookup):
+        def schema(self, schema_id: int | str) -> str:
+            assert let_go.wait(10), "the event loop is held up"
+            return super().schema(schema_id)
+
+    async def read_two() -> None:
+        reading = taking(Hanging(), Letters())
+        first = asyncio.create_task(reading.record_async(message()))
+        asyncio.get_running_loop().call_later(0.01, let_go.set)
+        assert await first == Task("ro-1", "run-1")
+        await reading.record_async(message(), lambda _: judged_in.append(threading.current_thread()))
+
+    asyncio.run(read_two())
+    assert judged_in == [threading.current_thread()]  # an id met before costs no thread
+
+
 def test_an_event_loop_waits_the_same_way() -> None:
     lookup, letters = Lookup(outage=5), Letters()
     reading = taking(lookup, letters)

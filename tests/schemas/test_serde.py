@@ -180,6 +180,81 @@ def test_schemas_are_looked_up_once() -> None:
     assert len(asked) == 1
 
 
+@dataclasses.dataclass
+class Shared:
+    """A registry shared with others: what it holds under any id, None where it knows none."""
+
+    text: str | None = None
+    asked: list[int | str] = dataclasses.field(default_factory=list[int | str])
+
+    def schema(self, schema_id: int | str) -> str:
+        self.asked.append(schema_id)
+        if self.text is None:
+            raise errors.UnknownSchemaId(schema_id)
+        return self.text
+
+
+def a_record(*fields: Any) -> str:
+    return json.dumps({"type": "record", "name": "Order", "fields": fields})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('syntax = "proto3"; message Order {}', "JSONDecodeError"),
+        ('{"type": "object", "properties": {}}', "UnknownType"),
+        (a_record({"name": "price", "type": "com.shop.Money"}), "UnknownType com.shop.Money"),
+        (a_record({"name": "price"}), "missing 'type'"),
+        ('{"type": "record", "name": "Order"}', "KeyError 'fields'"),
+        ('{"type": "record", "name": "Order", "fields": {}}', "expected a record and a list of its fields"),
+        ('{"type": "array", "items": "string"}', "got type array"),
+        (f"[{a_record()}]", "TypeError"),
+        ('"string"', "TypeError"),
+        ("null", "TypeError"),
+        ("", "JSONDecodeError"),
+        pytest.param("[" * 100_000, "RecursionError", id="deep"),
+    ],
+)
+def test_a_schema_that_is_no_avro_record_is_the_records_fault(text: str, why: str) -> None:
+    with pytest.raises(errors.InvalidRecord, match=f"schema id 7 is no Avro record .*: .*{why}") as caught:
+        Decoder(Shared(text)).decode(Reward, b"\0\0\0\0\7" + encode_body(example(Reward)))
+    assert caught.value.reason == "undecodable"
+    assert len(caught.value.message) <= 500
+
+
+@pytest.mark.parametrize(("text", "kind"), [(None, errors.UnknownSchemaId), ("protobuf", errors.InvalidRecord)])
+def test_a_refused_id_is_asked_for_again_only_after_a_while(text: str | None, kind: type[Exception]) -> None:
+    now_s, shared = [1000.0], Shared(text)
+    decoder, value = Decoder(shared, lambda: now_s[0]), b"\0\0\0\0\7" + encode_body(example(Reward))
+    for _ in range(3):
+        with pytest.raises(kind, match="schema id 7"):
+            decoder.decode(Reward, value)
+    now_s[0] += 29.9
+    assert not decoder.asks(value)
+    assert shared.asked == [7]
+    now_s[0] += 0.1
+    assert decoder.asks(value)
+    shared.text = schema_json(Reward)
+    assert decoder.decode(Reward, value) == example(Reward)
+    assert shared.asked == [7, 7]
+    assert not decoder.asks(value)
+
+
+def test_only_so_many_refused_ids_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spanloop.schemas.serde.MAX_REFUSED", 10)
+    shared = Shared()
+    decoder = Decoder(shared)
+    for schema_id in (*range(25), 24):
+        with pytest.raises(errors.UnknownSchemaId, match=f"id {schema_id}$"):
+            decoder.writer(schema_id)
+    assert shared.asked == [*range(25)]
+    assert sum(not decoder.asks(b"\0" + i.to_bytes(4, "big")) for i in range(25)) <= 10
+
+
+def test_a_value_without_framing_asks_nobody() -> None:
+    assert not Decoder(Shared()).asks(b"{}")
+
+
 def subclasses(cls: type[Exception]) -> list[type[Exception]]:
     return [cls, *(deep for sub in cls.__subclasses__() for deep in subclasses(sub))]
 
