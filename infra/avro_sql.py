@@ -19,6 +19,11 @@ SCALARS = {
     "boolean": "Bool", "int": "Int32", "long": "Int64", "float": "Float32", "double": "Float64",
     "string": "String", "bytes": "String",
 }  # fmt: skip
+# What ClickHouse turns into one another by itself.
+FAMILIES = {
+    "string": "text", "bytes": "text", "enum": "text", "fixed": "text",
+    "int": "number", "long": "number", "float": "number", "double": "number",
+}  # fmt: skip
 Json = Any  # a parsed schema: str, list or dict
 
 
@@ -48,6 +53,8 @@ class Schema:
             return f"Array({self.type(inner['items'], inside)})"
         if kind == "map":
             return f"Map(String, {self.type(inner['values'], inside)})"
+        if "fields" not in inner:  # null by itself, or a name that is not defined here
+            raise InvalidRecord("unsupported", f"a field of type {kind}: ClickHouse cannot hold it")
         return self._tuple(inner, nullable, inside)
 
     def _tuple(self, record: dict[str, Json], nullable: bool, inside: tuple[str, ...]) -> str:
@@ -78,12 +85,23 @@ class Schema:
 
     def items(self, schema: Json) -> Json:
         """The element schema of an array."""
-        return self.split_null(schema)[0]["items"]
+        inner = self.split_null(schema)[0]
+        if inner["type"] != "array":
+            raise InvalidRecord("unsupported", f"a field of type {inner['type']}, expected an array")
+        return inner["items"]
 
     def element(self, schema: Json) -> Json:
         """The element schema of an array, whatever else it is itself."""
         inner = self.split_null(schema)[0]
         return inner["items"] if inner["type"] == "array" else schema
+
+    def family(self, schema: Json) -> str:
+        """What a value is to SQL: a text, a number, a record, an array of one of them."""
+        inner = self.split_null(schema)[0]
+        kind: str = inner["type"]
+        if kind in ("array", "map"):
+            return f"{kind} of {self.family(inner.get('items') or inner.get('values'))}"
+        return FAMILIES.get(kind, kind)
 
     def default(self, field: Json, rest: Sequence[str], path: str) -> str:
         """A field's default as a typed literal, or that of a field inside it. Raises InvalidRecord without one."""
@@ -124,7 +142,8 @@ def resolve(path: str, writer: Schema, reader: Schema, elements: Mapping[str, st
     """A dotted path as an expression over a landing table of `writer`.
 
     `elements`: arrays that a view explodes -> the name of their element there. What the writer lacks becomes the
-    default of the reader's schema, as in Avro's own resolution. Raises KeyError where the reader lacks it too.
+    default of the reader's schema, as in Avro's own resolution. Raises KeyError where the reader lacks it too, and
+    InvalidRecord where the writer means something else by it.
     """
     theirs: Json = reader.root
     ours: Json = writer.root
@@ -140,6 +159,8 @@ def resolve(path: str, writer: Schema, reader: Schema, elements: Mapping[str, st
         theirs, ours = wanted["type"], found["type"]
         if exploded:
             theirs, ours = reader.items(theirs), writer.items(ours)
+    if (wrote := writer.family(ours)) != (expected := reader.family(theirs)):
+        raise InvalidRecord("unsupported", f"the writer's schema has {path} as {wrote}, expected {expected}")
     return ".".join(out)
 
 

@@ -19,6 +19,7 @@ from sink_rig import Lab
 from spanloop.infra.clickhouse_client import Client
 from spanloop.infra.kafka import Message
 from spanloop.schemas.errors import ConfigError, TooManyDeadLetters, Unavailable
+from spanloop.schemas.records import Reward, SpanBatch
 from spanloop.schemas.serde import (
     SCHEMA_ID_HEADER,
     LocalSchemas,
@@ -221,12 +222,39 @@ def _old_body(schema: Any, record: Any) -> bytes:
     return out.getvalue()
 
 
-def test_a_schema_that_clickhouse_cannot_hold_is_quarantined(lab: Lab) -> None:
-    odd = json.dumps({"type": "record", "name": "Odd", "fields": [{"name": "x", "type": ["null", "long", "string"]}]})
+def _odd(kind: object) -> str:
+    return json.dumps({"type": "record", "name": "Odd", "fields": [{"name": "x", "type": kind}]})
 
-    class Odd(LocalSchemas):
+
+def _ours_but(record: type[Reward | SpanBatch], name: str, kind: object) -> str:
+    schema = json.loads(schema_json(record))
+    (field,) = (f for f in schema["fields"] if f["name"] == name)
+    field["type"] = kind
+    del field["default"]
+    return json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    ("topic", "schema", "reason", "why"),
+    [
+        ("spans", _odd(["null", "long", "string"]), "unsupported", "only null with one other type"),
+        ("spans", _odd("null"), "unsupported", "a field of type null"),
+        ("spans", _odd("com.shop.Money"), "undecodable", "UnknownType com.shop.Money"),
+        ("spans", 'syntax = "proto3";', "undecodable", "JSONDecodeError"),
+        ("spans", _ours_but(SpanBatch, "spans", "string"), "unsupported", "of type string, expected an array"),
+        ("rewards", _ours_but(Reward, "created_ns", "string"), "unsupported", "created_ns as text, expected number"),
+        ("rewards", _ours_but(Reward, "dimensions", "string"), "unsupported", "as text, expected map of number"),
+    ],
+    ids=["union", "null", "reference", "protobuf", "no array", "a text for a time", "a text for a map"],
+)
+def test_a_record_of_a_schema_that_clickhouse_cannot_hold_is_quarantined(
+    lab: Lab, topic: str, schema: str, reason: str, why: str
+) -> None:
+    class Shared(LocalSchemas):
         def schema(self, schema_id: int | str) -> str:
-            return odd if schema_id == 99 else super().schema(schema_id)
+            return schema if schema_id == 99 else super().schema(schema_id)
 
-    lab.sink(Odd()).write([bad("spans", 0, frame(99, b"\0"))])
-    assert [d.reason for d in lab.letters.sent] == ["unsupported"]
+    lab.sink(Shared()).write([bad(topic, 0, frame(99, b"\0")), lab.message(Reward("rw", "ro-1", "judge"), 1)])
+    assert [(d.topic, d.offset, d.reason) for d in lab.letters.sent] == [(topic, 0, reason)]
+    assert why in lab.letters.sent[0].message
+    assert lab.one("SELECT count() FROM rewards") == 1
