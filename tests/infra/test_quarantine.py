@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from spanloop.infra.clock import ManualClock
 from spanloop.infra.kafka import Message, Reader
 from spanloop.infra.producer import Producer
-from spanloop.infra.quarantine import Quarantine
+from spanloop.infra.quarantine import Quarantine, is_cut
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import InvalidRecord, TooManyDeadLetters
@@ -85,3 +86,21 @@ def test_a_record_as_large_as_a_topic_allows_fits_its_dead_letter(
     Quarantine(producer, "sink", 1).put(message(0, b"\xff" * (16 << 20)), BAD)
     (letter,) = letters(embedded_settings)
     assert len(letter.raw or b"") == 16 << 20
+
+
+def test_of_a_record_that_no_letter_can_hold_the_first_bytes_are_kept_with_its_length_and_digest(
+    embedded_settings: Settings, producer: Producer
+) -> None:
+    large, error = b"\x93" + b"x" * (30 << 20), InvalidRecord("bad_framing", "expected byte 0" + "!" * 20_000)
+    quarantine = Quarantine(producer, "sink", 3)
+    quarantine.put(message(0, large), error)
+    quarantine.put(Message("spans", 3, 1, large, None), BAD)
+    quarantine.put(message(2), BAD)
+    value, key, whole = letters(embedded_settings)
+    assert (value.key, value.raw) == (b"ro-1", large[: 1 << 20])
+    digest = hashlib.sha256(large).hexdigest()
+    assert value.message.endswith(f"!; cut, of a key of 4 and a value of {len(large)} bytes with SHA-256 {digest}")
+    assert len(value.message) < 11_000
+    assert (key.key, key.raw) == (large[: 1 << 20], None)
+    assert f"; cut, of a key of {len(large)} and a value of 0 bytes" in key.message
+    assert [is_cut(letter) for letter in (value, key, whole)] == [True, True, False]
