@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..infra.kafka import Message, Reader
+from ..infra.quarantine import is_cut
 from ..infra.registry import connect
 from ..infra.settings import Settings
 from ..infra.to_end import to_end
@@ -125,6 +126,8 @@ def plan(
         why = "was never in the log: nothing is to be put back"
     elif dead.topic in LAST_COUNTS:
         why = f"a later record may have replaced it; read it with `dlq show {letter.offset}`"
+    elif is_cut(dead):
+        why = "holds only the first bytes of its record, which was too large to be kept"
     elif not dead.key:
         why = "has no key: its reader would refuse it again"
     elif dead.raw is not None and (len(dead.raw) < HEADER.size or dead.raw[0] != MAGIC):

@@ -42,6 +42,10 @@ def test_a_letter_goes_back_with_its_bytes_to_the_partition_it_came_from() -> No
     [
         ({"key": None}, "has no key"),
         ({"raw": b"no framing"}, "has no schema id in front"),
+        (
+            {"message": f"NaN; cut, of a key of 4 and a value of 30000000 bytes with SHA-256 {'0' * 64}"},
+            "only the first",
+        ),
         ({"partition": -1, "reason": "unknown_attempt"}, "was never in the log"),
         ({"partition": 4}, "was never in the log"),
         ({"topic": "dead-letters"}, "no topic that can be replayed"),
