@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from .kafka_config import METADATA_TIMEOUT_S, REBALANCED, watermarks
+from ..schemas.errors import Unavailable
+from .kafka_config import METADATA_TIMEOUT_S, REBALANCED, REFUSED, Names, consumer_config, watermarks
+from .message import Position
+from .settings import Settings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Start = Literal["earliest", "latest"]
 PAUSE_S = 0.2
+MESSAGES = 10  # more than a client has to tell at once
 # A coordinator is being chosen, or reads what it must know.
 PASSING = frozenset(
     {
@@ -28,10 +32,10 @@ PASSING = frozenset(
 )
 
 
-def patiently(ask: Callable[[], T], timeout_s: float = METADATA_TIMEOUT_S) -> T:
+def patiently(ask: Callable[[], T], timeout_s: float = METADATA_TIMEOUT_S, *, alone: Consumer | None = None) -> T:
     """Asks a group's coordinator, which a broker that has just started may take a while to become.
 
-    Raises KafkaException for what does not pass in time, or by itself.
+    `alone`: who asks, where it reads nothing. Raises KafkaException for what does not pass in time, or by itself.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -39,9 +43,20 @@ def patiently(ask: Callable[[], T], timeout_s: float = METADATA_TIMEOUT_S) -> T:
             return ask()
         except KafkaException as error:
             reason = cast("KafkaError", error.args[0])
+            if alone is not None and (why := refusal(alone)) is not None:
+                raise KafkaException(why) from error
             if time.monotonic() > deadline or not (reason.retriable() or reason.code() in PASSING):
                 raise
             time.sleep(PAUSE_S)
+
+
+def refusal(consumer: Consumer) -> KafkaError | None:
+    """Why the group of a consumer that reads nothing gives it no answer, if it may not ask.
+
+    What it asks only times out; why, it is told where records would come.
+    """
+    told = (message.error() for message in consumer.consume(MESSAGES, 0))
+    return next((error for error in told if error is not None and error.code() in REFUSED), None)
 
 
 def committed(consumer: Consumer, parts: list[TopicPartition]) -> list[TopicPartition]:
@@ -66,6 +81,30 @@ def first_offsets(consumer: Consumer, parts: list[TopicPartition], start: Start)
                 *(tp.topic, tp.partition, low),
             )
     return fresh
+
+
+def settled_offsets(settings: Settings, group: str, positions: Sequence[Position]) -> dict[Position, int]:
+    """Where a group whose transactional producer was fenced reads on; the first offset kept where it has none.
+
+    A reader of committed records is told no offset at all while a transaction may still change it, and a broker that
+    was restarted in the middle of one may take that to be for ever. After the fence nothing can change it: what was
+    begun before has been committed or aborted. Raises Unavailable.
+    """
+    names = Names(settings.prefix)
+    consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
+
+    def ask() -> dict[Position, int]:
+        parts = committed(consumer, [TopicPartition(names.full(t), p) for t, p in positions])
+        known = {(names.short(tp.topic), tp.partition): tp.offset for tp in parts if tp.offset >= 0}
+        fresh = first_offsets(consumer, [tp for tp in parts if tp.offset < 0], "earliest")
+        return known | {(names.short(tp.topic), tp.partition): tp.offset for tp in fresh}
+
+    try:
+        return patiently(ask)
+    except KafkaException as error:
+        raise Unavailable(f"group {group}: its offsets cannot be read: {error}") from error
+    finally:
+        consumer.close()
 
 
 def commit_first(consumer: Consumer, fresh: list[TopicPartition]) -> bool:

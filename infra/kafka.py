@@ -24,6 +24,7 @@ from .kafka_config import (
     admin,
     common_config,
     consumer_config,
+    denied,
     failure,
     lost,
     partitions,
@@ -116,7 +117,7 @@ class _Client:
             self.positions[position] = max(offset, self.positions.get(position, 0))
         elif error.code() in LOST:
             self._failure = lost(self.settings, f"consumer {self.group} on {where}", self._kept(position, offset))
-        elif found := failure(self.settings, error, f"consumer {self.group}", where):
+        elif found := failure(self.settings, error, self.group, where):
             self._failure = self._failure or found
         else:
             log.debug("consumer %s on %s: %s", self.group, where, error.str())
@@ -137,7 +138,9 @@ class _Client:
         try:
             return watermarks(self._consumer, TopicPartition(self.names.full(topic), partition), timeout_s)
         except KafkaException as error:
-            raise Unavailable(f"{topic}[{partition}] on {self.settings.bootstrap}: {error}") from error
+            where = f"{topic}[{partition}]"
+            away = Unavailable(f"{where} on {self.settings.bootstrap}: {error}")
+            raise denied(self.settings, error, self.group, where) or away from error
 
     def ends(self, positions: Iterable[Position] | None = None) -> dict[Position, int]:
         """The end offset now of some partitions, or of all it has."""
@@ -207,17 +210,18 @@ class Member(_Client):
         *,
         start: Start = "earliest",
         isolation: Isolation = "read_committed",
-        on_assign: Callable[[list[Position]], None] | None = None,
-        on_revoke: Callable[[list[Position]], None] | None = None,
+        on_assign: Callable[[list[Position]], Mapping[Position, int] | None] = _nothing,
+        on_revoke: Callable[[list[Position]], None] = _nothing,
     ) -> None:
         """Commits the group's first offsets itself (`start`), so that no reset ever skips records later.
 
-        The callbacks run inside `poll`; what they raise comes out of it.
+        The callbacks run inside `poll`; what they raise comes out of it. `on_assign` comes first: where it returns next
+        offsets, those count, and the group's are not asked for.
         """
         super().__init__(settings, group, isolation)
         self._start: Start = start
-        self._on_assign = on_assign or _nothing
-        self._on_revoke = on_revoke or _nothing
+        self._on_assign = on_assign
+        self._on_revoke = on_revoke
         self._consumer.subscribe(
             [self.names.full(t.name) for t in topics],
             on_assign=self._assigned,
@@ -227,17 +231,22 @@ class Member(_Client):
 
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         consumer.resume(parts)  # in the client a pause outlives its assignment, and who paused may not know any more
+        given = self._on_assign([(self.names.short(tp.topic), tp.partition) for tp in parts])
+        if given is None:
+            given = self._first(consumer, parts)
+        if given:  # else the client asks for the committed offsets itself, after the callback
+            for tp in parts:
+                tp.offset = given.get((self.names.short(tp.topic), tp.partition), tp.offset)
+            consumer.assign(parts)
+
+    def _first(self, consumer: Consumer, parts: list[TopicPartition]) -> Mapping[Position, int]:
+        """Commits first offsets; those that could not be committed, as another rebalance has begun."""
         try:
             fresh = patiently(lambda: first_offsets(consumer, parts, self._start))
             refused = bool(fresh) and not patiently(lambda: commit_first(consumer, fresh))
         except KafkaException as error:
-            raise Unavailable(f"group {self.group}: its offsets cannot be read: {error}") from error
-        self._on_assign([(self.names.short(tp.topic), tp.partition) for tp in parts])
-        if refused:  # else the client asks for the committed offsets itself, after the callback
-            numbers = {(tp.topic, tp.partition): tp.offset for tp in fresh}
-            for tp in parts:
-                tp.offset = numbers.get((tp.topic, tp.partition), tp.offset)
-            consumer.assign(parts)
+            raise self._unread(error) from error
+        return {(self.names.short(tp.topic), tp.partition): tp.offset for tp in fresh} if refused else {}
 
     def _revoked(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         del consumer
@@ -264,7 +273,8 @@ class Member(_Client):
         try:
             done = self._consumer.commit(offsets=wanted, asynchronous=False)
         except KafkaException as error:
-            raise Unavailable(f"group {self.group}: commit refused: {error}") from error
+            away = Unavailable(f"group {self.group}: commit refused: {error}")
+            raise denied(self.settings, error, self.group) or away from error
         for tp in done or ():
             if tp.error is not None:
                 raise Unavailable(f"group {self.group}: commit of {tp.topic}[{tp.partition}] refused: {tp.error}")
@@ -274,8 +284,12 @@ class Member(_Client):
         try:
             found = patiently(lambda: committed(self._consumer, self._consumer.assignment()))
         except KafkaException as error:
-            raise Unavailable(f"group {self.group}: its offsets cannot be read: {error}") from error
+            raise self._unread(error) from error
         return {(self.names.short(tp.topic), tp.partition): tp.offset for tp in found}
+
+    def _unread(self, error: KafkaException) -> SpanloopError:
+        away = Unavailable(f"group {self.group}: its offsets cannot be read: {error}")
+        return denied(self.settings, error, self.group) or away
 
     def raw(self) -> Consumer:
         """The client underneath, for transactions."""

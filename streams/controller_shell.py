@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 
 from ..infra import process, telemetry
 from ..infra.clock import Clock, SystemClock
-from ..infra.kafka import METADATA_TIMEOUT_S, Member, Message, Names, Position, wait_for_broker
+from ..infra.group_offsets import settled_offsets
+from ..infra.kafka import Member, Message, Position, wait_for_broker
 from ..infra.producer import Producer
 from ..infra.quarantine import Quarantine
 from ..infra.read_lag import read_lag
@@ -53,8 +54,8 @@ class ControllerService:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._policy = policy or ControllerPolicy()
-        self._names = Names(settings.prefix)
         self._term: Term | None = None
+        self._begin: dict[Position, int] = {}  # where a term began to read, until it has committed that
         self._lost_terms = 0
         self.events = 0
         self.written = 0
@@ -108,11 +109,13 @@ class ControllerService:
             messages += self._member.poll(TICK_EVENTS - 1, DRAIN_S)
         if self._term is None:
             return
+        self._ends.check()
         events = [e for m in messages if (e := self._decode(m)) is not None]
         if stop.is_set() and len(events) < len(messages):
             return
-        offsets = {(m.topic, m.partition): m.offset + 1 for m in messages}
+        offsets = self._begin | {(m.topic, m.partition): m.offset + 1 for m in messages}
         self.written += self._term.take(events, offsets, self._member.raw())
+        self._begin = {}
         self.events += len(events)
         if messages:
             self._lost_terms = 0
@@ -126,31 +129,27 @@ class ControllerService:
         for topic, lag in read_lag(self._member).items():
             figures.meter.add("spanloop.read_lag", lag, topic=topic)
 
-    def _take_office(self, positions: list[Position]) -> None:
-        """Runs inside the rebalance, before the first message: fence, then read what is known."""
+    def _take_office(self, positions: list[Position]) -> dict[Position, int] | None:
+        """Runs inside the rebalance, before the first message: fence, then read what is known.
+
+        Where the inputs are read on is asked after the fence: nobody can move it any more.
+        """
         missing = {(t.name, 0) for t in INPUTS} - set(positions)
         if missing:
             if positions:
                 log.warning("standing by: %s is with another member", sorted(missing))
-            return
+            return None
         term = Term(self._settings, self._encode, self._ends, self._clock, self._policy, stop=self._stop)
-        term.restore(self._again, self._committed())
+        self._begin = settled_offsets(self._settings, GROUP, positions)
+        term.restore(self._again, self._begin)
         self._term = term
+        return self._begin
 
     def _leave_office(self, positions: list[Position]) -> None:
         del positions
         term, self._term = self._term, None
         if term is not None:
             term.close()
-
-    def _committed(self) -> dict[Position, int]:
-        """Where the inputs will be read on, asked after the fence: nobody can move it any more."""
-        wanted = [TopicPartition(self._names.full(t.name), 0) for t in INPUTS]
-        try:
-            found = self._member.raw().committed(wanted, timeout=METADATA_TIMEOUT_S)
-        except KafkaException as error:
-            raise Unavailable(f"group {GROUP}: committed offsets cannot be read: {error}") from error
-        return {(self._names.short(tp.topic), tp.partition): tp.offset for tp in found}
 
     def _decode(self, message: Message) -> Event | None:
         """Its event; None for a tombstone and for a record put to quarantine. Waits for a registry that is away."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Producer as KafkaProducer
 from in_thread import in_thread
 
-from spanloop.infra.kafka import Reader
-from spanloop.infra.producer import Producer
+from spanloop.infra.kafka import Reader, consumer_config
+from spanloop.infra.producer import Producer, producer_config
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import Fenced, Unavailable
@@ -248,3 +250,17 @@ def test_a_controller_whose_place_was_taken_stops_and_says_so(kafka_settings: Se
     assert not thread.is_alive()
     assert "another controller has taken over" in str(raised[0])
     assert [a.task.rollout_id for a in world.given if a.task] == ["ro-1"]
+
+
+@pytest.mark.kafka
+def test_offsets_that_a_transaction_without_an_end_may_still_change_hold_nobody_up(kafka_settings: Settings) -> None:
+    config = producer_config(kafka_settings, "zombie", "zombie") | {"transaction.timeout.ms": 600_000}
+    zombie = KafkaProducer(config)
+    zombie.init_transactions()
+    zombie.begin_transaction()
+    with closing(Consumer(consumer_config(kafka_settings, "controller", isolation="read_committed"))) as nobody:
+        at = TopicPartition(TASKS.full(kafka_settings.prefix), 0, 0)
+        zombie.send_offsets_to_transaction([at], nobody.consumer_group_metadata())
+    with running(kafka_settings), peers(kafka_settings) as play:
+        play.producer.send(Task("ro-1", "run"))
+        play.until(lambda: play.finals == ["ro-1"])
