@@ -21,6 +21,10 @@ from .masking import Masker, secrets_of
 if TYPE_CHECKING:
     from .settings import Settings
 
+    TextHandler = logging.StreamHandler[TextIO]
+else:
+    TextHandler = logging.StreamHandler  # takes a parameter since Python 3.11
+
 Event = MutableMapping[str, Any]
 PLAIN = (int, float, type(None))
 # Libraries that tell of every request, or repeat what they raise.
@@ -60,7 +64,7 @@ def masked(text: str) -> str:
     return _masker(text)
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _Handler(TextHandler):
     """Writes to what is standard error at the time, which tests and daemons replace.
 
     Its formatter is made for the first line: structlog takes tens of milliseconds to import, which a process that has
