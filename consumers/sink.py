@@ -223,7 +223,11 @@ class SinkService:
             def join(revoked: OnRevoke) -> Member:
                 return figures.watch(Member(settings, GROUP, SINK_TOPICS, on_revoke=revoked))
 
-            Pump(join, sink.write, self._policy).run(stop)
+            def write(messages: Sequence[Message], read: Read) -> None:
+                producer.check()  # without dead letters one bad record would be the end
+                sink.write(messages, read)
+
+            Pump(join, write, self._policy).run(stop)
 
 
 def _reach(open_it: Callable[[], T], stop: threading.Event) -> T | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from ..schemas.errors import ConfigError, DataLost, Fenced, SpanloopError, Unavailable
+from ..schemas.errors import ConfigError, DataLost, Fenced, NotAllowed, SpanloopError, Unavailable
 from ..schemas.topics import DEAD_LETTER_MAX_BYTES, TOPICS, Topic
 from .settings import Settings
 
@@ -34,6 +34,7 @@ REFUSED = frozenset(
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.SASL_AUTHENTICATION_FAILED,
         KafkaError._AUTHENTICATION,
     }
@@ -139,13 +140,13 @@ def lost(settings: Settings, what: str, kept: str = "") -> DataLost:
     return DataLost(f"{what}: its records were removed before they were read{kept}; {hint}")
 
 
-def failure(settings: Settings, error: KafkaError, who: str, where: str) -> SpanloopError | None:
+def failure(settings: Settings, error: KafkaError, group: str, where: str) -> SpanloopError | None:
     """What a consumer's error means beyond lost records; None = it will pass by itself."""
-    code = error.code()
+    code, who = error.code(), f"consumer {group}"
     if code in MISSING:
         return Unavailable(f"topic {where} does not exist on {settings.bootstrap}; run `spanloop init`")
     if code in REFUSED:
-        return refused(settings, error, who, where)
+        return denied(settings, error, group, where)
     if code in FENCED:
         return Fenced(f"{who}: {error.str()}")
     return Unavailable(f"{who}: {error.str()}") if error.fatal() else None
@@ -153,9 +154,28 @@ def failure(settings: Settings, error: KafkaError, who: str, where: str) -> Span
 
 def refused(settings: Settings, error: KafkaError, who: str, where: str) -> ConfigError:
     """The error for a broker that does not let a client in, or not to something."""
-    return ConfigError(
-        f"{settings.bootstrap} refuses {who} on {where}: {error.str()}; see the setting `kafka` and docs/security.md"
-    )
+    return ConfigError(_refusal(settings, error, who, where))
+
+
+def not_allowed(settings: Settings, error: KafkaError, who: str, where: str) -> NotAllowed:
+    """The same of somebody who writes."""
+    return NotAllowed(_refusal(settings, error, who, where))
+
+
+def denied(
+    settings: Settings, error: KafkaError | KafkaException, group: str, where: str = "its topics"
+) -> ConfigError | None:
+    """The error for what a broker refuses to a consumer; None where it is something else."""
+    reason = error if isinstance(error, KafkaError) else cast("KafkaError", error.args[0])
+    if reason.code() not in REFUSED:
+        return None
+    if reason.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        where = f"group {settings.prefix}-{group}"
+    return refused(settings, reason, f"consumer {group}", where)
+
+
+def _refusal(settings: Settings, error: KafkaError, who: str, where: str) -> str:
+    return f"{settings.bootstrap} refuses {who} on {where}: {error.str()}; see the setting `kafka` and docs/security.md"
 
 
 def partitions(settings: Settings, topic: Topic) -> int:
@@ -191,12 +211,18 @@ def wait_for_broker(settings: Settings, timeout_s: float = METADATA_TIMEOUT_S) -
 
 
 def watermarks(consumer: Consumer, at: TopicPartition, timeout_s: float = METADATA_TIMEOUT_S) -> tuple[int, int]:
-    """(first offset kept, end offset) of a partition, waiting for a leader. Raises KafkaException."""
+    """(first offset kept, end offset) of a partition, waiting for a leader. Raises KafkaException.
+
+    To the client a topic that it may not see is an unknown one; its metadata say which.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             return consumer.get_watermark_offsets(at, timeout=max(LEADER_PAUSE_S, deadline - time.monotonic()))
         except KafkaException as error:
-            if cast("KafkaError", error.args[0]).code() not in NO_LEADER or time.monotonic() > deadline:
+            code = cast("KafkaError", error.args[0]).code()
+            if code in MISSING and (why := consumer.list_topics(at.topic, timeout=timeout_s).topics[at.topic].error):
+                raise KafkaException(KafkaError(why.code(), f"{at.topic}: {why.str()}")) from error
+            if code not in NO_LEADER or time.monotonic() > deadline:
                 raise
             time.sleep(LEADER_PAUSE_S)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from ..schemas.errors import Unavailable
+from ..schemas.errors import ConfigError, Unavailable
 from ..schemas.topics import Topic
+from .group_offsets import refusal
 from .kafka import consumer_config, partitions, watermarks
+from .kafka_config import denied
 from .settings import Settings
 
 TIMEOUT_S = 5.0
@@ -35,6 +37,7 @@ class Lag:
     """Asks for one group's lag as often as wanted over one connection."""
 
     def __init__(self, settings: Settings, group: str, topics: Sequence[Topic]) -> None:
+        self._settings, self._group = settings, group
         self._consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
         self._short = {t.full(settings.prefix): t.name for t in topics}
         self._parts = [(t.full(settings.prefix), p) for t in topics for p in range(partitions(settings, t))]
@@ -44,7 +47,7 @@ class Lag:
         return sum(part.lag for part in self.parts())
 
     def parts(self) -> list[PartitionLag]:
-        """The same, partition by partition. Raises Unavailable."""
+        """The same, partition by partition. Raises Unavailable, and ConfigError where the broker refuses to tell."""
         out: list[PartitionLag] = []
         try:
             found = self._consumer.committed([TopicPartition(t, p) for t, p in self._parts], timeout=TIMEOUT_S)
@@ -53,8 +56,12 @@ class Lag:
                 committed = tp.offset if tp.offset >= 0 else None
                 out.append(PartitionLag(self._short[tp.topic], tp.partition, committed, low, high))
         except KafkaException as error:
-            raise Unavailable(f"the lag of a group cannot be asked for: {error}") from error
+            raise self._meaning(error) from error
         return out
+
+    def _meaning(self, error: KafkaException) -> ConfigError | Unavailable:
+        away = Unavailable(f"the lag of group {self._group} cannot be asked for: {error}")
+        return denied(self._settings, refusal(self._consumer) or error, self._group) or away
 
     def close(self) -> None:
         """Frees its connection."""

@@ -24,7 +24,7 @@ from confluent_kafka import Producer as KafkaProducer
 from ..schemas.errors import BackPressure, ConfigError, DeliveryFailed, MissingKey, RecordTooLarge
 from ..schemas.serde import Encoder
 from ..schemas.topics import BY_RECORD, DEAD_LETTER_MAX_BYTES, Record, Topic, key_of
-from .kafka_config import ClientConfig, Names, common_config
+from .kafka_config import REFUSED, ClientConfig, Names, common_config, not_allowed
 from .registry import encoder
 from .settings import Settings
 
@@ -35,6 +35,9 @@ OVERHEAD_BYTES = 512
 POLL_S = 0.05
 FULL_PAUSE_S = 0.005  # a full queue is tried again after this
 LINGER_MS = 5
+# What the records get that a client's death leaves.
+CONSEQUENCES = frozenset({KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+DEAD = "this producer is dead: start its process anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class Producer:
         self._encode = encode or encoder(settings)
         self._transactional = transactional_id is not None or client is not None
         self._settings = settings
+        self._name = name
         self._names = Names(settings.prefix)
         self.client = client or KafkaProducer(
             {**producer_config(settings, name, transactional_id), "linger.ms": linger_ms}
@@ -100,11 +104,12 @@ class Producer:
         self.delivered = 0
         self.failed = 0
         self.failure: DeliveryFailed | None = None
-        """Why it sends nothing any more: librdkafka has given up for good, and only a new process sends again."""
+        """Why it sends nothing any more: librdkafka has given up for good, and only a new process sends again; or why
+        it may not send something."""
         self._first_failure: DeliveryFailed | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._closed = threading.Event()
+        self._closed, self._dead = threading.Event(), threading.Event()
         self._poller = threading.Thread(target=self._poll, name=f"{name}-deliveries", daemon=True)
         self._poller.start()
 
@@ -142,7 +147,7 @@ class Producer:
 
     def flush(self, timeout_s: float = 30.0) -> None:
         """Waits until nothing is queued. Raises DeliveryFailed for the first failure that nobody was told of."""
-        left = self.client.flush(timeout_s)
+        left = self._serve(self.client.flush, timeout_s)
         with self._lock:
             failure, self._first_failure = self._first_failure, None
         if failure is not None:
@@ -170,7 +175,7 @@ class Producer:
         finally:
             self._closed.set()
             self.client.purge()
-            self.client.poll(0)
+            self._serve(self.client.poll, 0)
             if threading.current_thread() is not self._poller:
                 self._poller.join(1.0)
 
@@ -230,10 +235,21 @@ class Producer:
             )
 
     def _refused(self, topic: Topic, error: KafkaError) -> DeliveryFailed:
-        failure = DeliveryFailed(f"topic {topic.name!r} on {self._settings.bootstrap}: {error.str()}")
-        if error.fatal() or error.code() == KafkaError._FATAL:
-            failure = self.failure = DeliveryFailed(f"{failure}; this producer is dead: start its process anew")
+        fatal = error.fatal() or error.code() == KafkaError._FATAL
+        if fatal:
+            self._dead.wait(POLL_S)  # the poller hears why
+        failure = self._failed(topic, error)
+        if fatal and self.failure is None:
+            failure = self.failure = DeliveryFailed(f"{failure}; {DEAD}")
         return failure
+
+    def _failed(self, topic: Topic, error: KafkaError) -> DeliveryFailed:
+        if error.code() in REFUSED:
+            name = self._names.full(topic.name)
+            self.failure = not_allowed(self._settings, error, f"producer {self._name}", f"topic {name}")
+        elif error.code() not in CONSEQUENCES or self.failure is None:
+            return DeliveryFailed(f"topic {topic.name!r} on {self._settings.bootstrap}: {error.str()}")
+        return self.failure
 
     def _settled(self, topic: Topic, on_delivery: OnDelivery | None) -> Callable[[KafkaError | None, Delivered], None]:
         def settled(error: KafkaError | None, message: Delivered) -> None:
@@ -243,7 +259,7 @@ class Producer:
                     self.delivered += 1
                 else:
                     self.failed += 1
-                    failure = DeliveryFailed(f"topic {topic.name!r} on {self._settings.bootstrap}: {error.str()}")
+                    failure = self._failed(topic, error)
                     if on_delivery is None:
                         self._first_failure = self._first_failure or failure
             if on_delivery is None:
@@ -259,8 +275,20 @@ class Producer:
 
     def _poll(self) -> None:
         while not self._closed.is_set():
-            try:
-                self.client.poll(POLL_S)
-            except KafkaException as error:  # the delivery reports it belongs to come all the same
-                log.debug("deliveries: %s", error)
-                self._closed.wait(POLL_S)
+            self._serve(self.client.poll, POLL_S)
+
+    def _serve(self, call: Callable[[float], int], timeout_s: float) -> int:
+        """Has deliveries told. A fatal error, which the client raises by itself, is noted."""
+        try:
+            return call(timeout_s)
+        except KafkaException as raised:  # the delivery reports it belongs to come all the same
+            error = cast("KafkaError", raised.args[0])
+            log.debug("deliveries: %s", error)
+            if error.fatal() and self.failure is None:
+                if error.code() in REFUSED:
+                    self.failure = not_allowed(self._settings, error, f"producer {self._name}", "every topic")
+                else:
+                    self.failure = DeliveryFailed(f"{self._settings.bootstrap}: {error.str()}; {DEAD}")
+            self._dead.set()
+            self._closed.wait(POLL_S)
+            return len(self.client)

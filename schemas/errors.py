@@ -9,6 +9,7 @@ SpanloopError
 ├── SchemaMismatch           a schema breaks the topic's compatibility
 ├── BackPressure             the local queue stayed full: slow down
 ├── DeliveryFailed           the broker did not acknowledge
+│   └── NotAllowed           it does not let this user write there; a ConfigError as well
 ├── Unavailable              a service cannot be reached: pause and retry
 ├── DataLost                 records were gone before they were read
 ├── InvalidKey               a key that this secret did not sign
@@ -127,3 +128,7 @@ class InvalidQuery(SpanloopError, ValueError):
 
 class ConfigError(SpanloopError, ValueError):
     """A setting is missing or contradicts another."""
+
+
+class NotAllowed(DeliveryFailed, ConfigError):
+    """The broker does not let this user write there."""

@@ -14,12 +14,12 @@ from confluent_kafka import Producer as KafkaProducer
 
 from ..infra.clock import Clock
 from ..infra.kafka import Names, Position
-from ..infra.kafka_config import FENCED
+from ..infra.kafka_config import FENCED, REFUSED, refused
 from ..infra.logs import bound
 from ..infra.producer import Ack, OnDelivery, Producer, producer_config
 from ..infra.settings import Settings
 from ..infra.taking import Taking
-from ..schemas.errors import DeliveryFailed, Fenced, SpanloopError, Unavailable
+from ..schemas.errors import DeliveryFailed, Fenced, NotAllowed, SpanloopError, Unavailable
 from ..schemas.records import Assignment, Rollout, SpanBatch
 from ..schemas.serde import Encoder
 from .bounded import Bounded
@@ -145,7 +145,7 @@ class Term:
             self._call(lambda: client.commit_transaction(TRANSACTION_TIMEOUT_S), "commit_transaction")
         except KafkaException as error:
             self._abort()
-            raise refusal(error, "produce") from error
+            raise self._refusal(error, "produce") from error
         except SpanloopError:
             self._abort()
             raise
@@ -174,20 +174,27 @@ class Term:
             except KafkaException as error:
                 again = kafka_error(error).retriable() and not kafka_error(error).txn_requires_abort()
                 if not again or time.monotonic() > deadline:
-                    raise refusal(error, name) from error
+                    raise self._refusal(error, name) from error
                 time.sleep(RETRY_PAUSE_S)
+
+    def _refusal(self, error: KafkaException, name: str) -> SpanloopError:
+        """Fenced where another controller has taken over, ConfigError where it may not do this, else Unavailable."""
+        reason = kafka_error(error)
+        if reason.code() in FENCED:
+            return Fenced(f"{name}: another controller has taken over ({error}); this one must stop")
+        if isinstance(self._producer.failure, NotAllowed):  # it knows the topic
+            return self._producer.failure
+        if reason.code() in REFUSED:
+            topics = "a topic of its transactions"
+            topic = reason.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            where = topics if topic else f"transactional id {transactional_id(self._settings)}"
+            return refused(self._settings, reason, "the controller", where)
+        return Unavailable(f"{name}: {error}")
 
 
 def kafka_error(error: KafkaException) -> KafkaError:
     """What librdkafka said."""
     return cast("KafkaError", error.args[0])
-
-
-def refusal(error: KafkaException, name: str) -> SpanloopError:
-    """Fenced where another controller has taken over, else Unavailable."""
-    if kafka_error(error).code() in FENCED:
-        return Fenced(f"{name}: another controller has taken over ({error}); this one must stop")
-    return Unavailable(f"{name}: {error}")
 
 
 def _tell(record: Out) -> None:

@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ..infra.group_offsets import committed, first_offsets, patiently
 from ..infra.kafka import Names, Position, consumer_config, lost, partitions
+from ..infra.kafka_config import denied
 from ..infra.settings import Settings
 from ..schemas.errors import SpanloopError, Unavailable
 from ..schemas.topics import REWARDS, SPANS
@@ -62,13 +63,17 @@ def meaning(settings: Settings, group: str, reason: Exception) -> SpanloopError:
 
 
 def _patiently(settings: Settings, group: str, ask: Callable[[Consumer, Names], T]) -> T:
-    """Asks the group's coordinator, which a broker that has just started may take a while to become."""
+    """Asks the group's coordinator, which a broker that has just started may take a while to become.
+
+    Raises Unavailable, and ConfigError where the broker refuses to tell.
+    """
     consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
     try:
-        return patiently(lambda: ask(consumer, Names(settings.prefix)), PATIENCE_S)
+        return patiently(lambda: ask(consumer, Names(settings.prefix)), PATIENCE_S, alone=consumer)
     except KafkaException as error:
         reason = cast("KafkaError", error.args[0])
-        raise Unavailable(f"offsets of group {group} on {settings.bootstrap}: {reason.str()}") from error
+        away = Unavailable(f"offsets of group {group} on {settings.bootstrap}: {reason.str()}")
+        raise denied(settings, error, group) or away from error
     finally:
         consumer.close()
 

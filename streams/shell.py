@@ -136,6 +136,7 @@ class Shell:
 
         One call at a time. Raises DeliveryFailed.
         """
+        self._producer.check()
         offsets = {
             (source, p.number): offset
             for p in self.core.partitions.values()

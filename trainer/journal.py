@@ -92,6 +92,7 @@ class KafkaJournal:
         return Recorded(tuple(b for b in read if isinstance(b, Batch) and b.trainer_id == trainer_id), high)
 
     def refresh(self, *, to_end: bool = False) -> None:
+        self._producer.check()  # heartbeats are not waited for
         position: Position = (RESOURCES.name, 0)
         ends: dict[Position, int] = {position: self._follower.watermarks(position)[1]} if to_end else {}
         for message in self._until(self._follower, ends):

@@ -63,5 +63,5 @@ def test_a_broker_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
     with EmbeddedBroker({"p-tasks": 1}) as broker:
         settings = Settings(profile="embedded", bootstrap=broker.bootstrap, prefix="p")
         broker.set_down()
-        with closing(Lag(settings, "sink", [TASKS])) as behind, pytest.raises(Unavailable, match="lag of a group"):
+        with closing(Lag(settings, "sink", [TASKS])) as behind, pytest.raises(Unavailable, match="lag of group sink"):
             behind.records()
