@@ -52,6 +52,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "rd_kafka_mock_group_initial_rebalance_delay_ms": (None, [_POINTER, ctypes.c_int32]),
     "rd_kafka_mock_broker_set_down": (ctypes.c_int, [_POINTER, ctypes.c_int32]),
     "rd_kafka_mock_broker_set_up": (ctypes.c_int, [_POINTER, ctypes.c_int32]),
+    "rd_kafka_mock_broker_set_rtt": (ctypes.c_int, [_POINTER, ctypes.c_int32, ctypes.c_int]),
     "rd_kafka_mock_push_request_errors_array": (
         None,
         [_POINTER, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int)],
@@ -117,6 +118,12 @@ class EmbeddedBroker:
         """Takes connections again; nothing was forgotten."""
         for broker in range(1, self._brokers + 1):
             self._library.rd_kafka_mock_broker_set_up(self._open(), broker)
+
+    def set_rtt(self, ms: int) -> None:
+        """Answers no request before so many milliseconds have passed, as a broker far away."""
+        with self._awake():
+            for broker in range(1, self._brokers + 1):
+                self._library.rd_kafka_mock_broker_set_rtt(self._open(), broker, ms)
 
     def refuse_next(self, api: int, error: int) -> None:
         """Answers the next request of a kind with an error; both are numbers of Kafka's protocol."""

@@ -22,11 +22,11 @@ MAX_KNOWN = 10_000  # attempt ids remembered to tell repetitions
 
 @dataclass(slots=True)
 class Claims:
-    """The state behind the decisions: highest epoch, attempts seen, when the partition's end was last reached."""
+    """The state behind the decisions: highest epoch, attempts seen, since when what is read was written."""
 
     worker_id: str
     epoch: int = -1
-    caught_up_s: float = 0.0  # steady time at which nothing was left to read; a record read later is younger
+    caught_up_s: float = 0.0  # of CaughtUp: a record read now was written after this steady time
     known: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
 
     def decide(self, assignment: Assignment, *, now_ns: int, steady_s: float) -> Decision:
@@ -46,8 +46,8 @@ class Claims:
     def age_s(self, assignment: Assignment, now_ns: int, steady_s: float) -> float:
         """How long ago it was given out, at most.
 
-        It was written after the end was last reached, which bounds its age without comparing clocks; only past that
-        bound (the process was stopped, or the broker away) does the controller's clock count against ours.
+        It was written after `caught_up_s`, which bounds its age without comparing clocks; only past that bound (the
+        process was stopped, or the broker away) does the controller's clock count against ours.
         """
         bound = steady_s - self.caught_up_s
         return min(bound, max(0.0, (now_ns - assignment.at_ns) / NS_PER_S))

@@ -36,6 +36,7 @@ from ..schemas.topics import ASSIGNMENTS, RESOURCES, partition_of
 from . import keys
 from .agent import Agent, resolve, spec_of
 from .attempts import Attempts
+from .caught_up import CaughtUp
 from .claims import Claims
 from .heartbeats import Heartbeats
 from .held import Links
@@ -141,9 +142,11 @@ class WorkerService:
             taking = Taking(Decoder(registry), quarantine, stop)
             self._catch_up(reader, taking, attempts, stop)
             slots.wait_ready(stop)
+            caught_up = CaughtUp(reader, self._position, self._clock)
             if not stop.is_set():
                 beats.start()
             while not stop.is_set():
+                self._claims.caught_up_s = caught_up.as_of_s()
                 self._turn(reader, taking, attempts)
                 for part in (producer, spool, beats):
                     part.check()
@@ -179,15 +182,10 @@ class WorkerService:
         while not stop.is_set() and not reader.reached(ends):
             for message in reader.poll(1000, POLL_S):
                 self._take(message, taking, attempts)
-        self._claims.caught_up_s = self._clock.steady_s()
 
     def _turn(self, reader: Reader, taking: Taking, attempts: Attempts) -> None:
-        asked_s = self._clock.steady_s()
-        messages = reader.poll(500, POLL_S)
-        for message in messages:
+        for message in reader.poll(500, POLL_S):
             self._take(message, taking, attempts)
-        if not messages:
-            self._claims.caught_up_s = asked_s
         attempts.tick()
 
     def _drain(self, reader: Reader, decoder: Decoder, quarantine: Quarantine, attempts: Attempts) -> None:

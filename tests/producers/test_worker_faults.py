@@ -149,6 +149,25 @@ def test_a_worker_that_was_stopped_past_its_session_gives_up_what_was_given_away
         assert controller.end(3).status == "succeeded"
 
 
+def test_a_worker_that_was_stopped_refuses_what_is_late_also_where_the_broker_is_far_away(
+    controller: Controller, broker: EmbeddedBroker
+) -> None:  # polls come back empty while the fetch takes its time
+    with worker_process(controller) as (child, worker_id):
+        broker.set_rtt(40)
+        try:
+            for n in range(2):
+                child.send_signal(signal.SIGSTOP)
+                controller.give(worker_id, n, claim_s=1.0)
+                time.sleep(1.5)
+                child.send_signal(signal.SIGCONT)
+                controller.beat(lambda w, n=n: w.last_assignment_offset >= n)
+            controller.give(worker_id, 2)
+            assert controller.end(2).status == "succeeded"
+        finally:
+            broker.set_rtt(0)
+    assert {b.attempt_id for b in controller.all(SpanBatch)} == {"at-2"}
+
+
 def test_a_second_interrupt_ends_a_worker_that_drains_at_once(controller: Controller) -> None:  # UX-4
     with worker_process(controller, "--isolation", "process", "--drain-s", "600") as (child, worker_id):
         controller.give(worker_id, 1, "sleep")
