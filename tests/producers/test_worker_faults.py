@@ -229,7 +229,7 @@ def test_a_worker_that_can_send_nothing_any_more_ends_loudly(controller: Control
     controller.producer.send_wait(Task("ro-0", "run"))  # it has its producer id
     broker.refuse_next(INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED)
     worker = WorkerService(controller.settings, slot_agents.agent, WorkerPolicy(trace=False))
-    with pytest.raises(DeliveryFailed, match="start its process anew"):
+    with pytest.raises(DeliveryFailed, match="refuses producer worker"):
         worker.run(threading.Event())
 
 
