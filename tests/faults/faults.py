@@ -137,7 +137,7 @@ def registry_away_at_start(rig: Rig) -> None:
 def registry_away_for_a_new_schema(rig: Rig) -> None:
     """Records of a schema that nobody has looked up, while nobody can."""
     schema_id = inputs.newer(rig.settings)
-    done = [r for r in rig.fed.tasks if r in rig.flow.watch.finished]
+    done = [r for r in list(rig.fed.tasks) if r in rig.flow.watch.finished]
     rig.registry.shut()
     inputs.late_rewards(rig.settings, schema_id, done[:20])
 

@@ -12,9 +12,9 @@ from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas import ids
 from spanloop.schemas.errors import SpanloopError
-from spanloop.schemas.records import Batch, Limits, Rollout, Task
+from spanloop.schemas.records import Batch, Decision, Limits, Rollout, Task
 from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import BATCHES, ROLLOUTS, TOPICS
+from spanloop.schemas.topics import BATCHES, DECISIONS, ROLLOUTS, TOPICS
 
 from .seen import Fed
 
@@ -62,9 +62,11 @@ class Flow:
         return len(self._fed.tasks.keys() & self.watch.finished)
 
     def missing(self) -> list[str]:
-        """What was fed and has not ended, or was not trained, or was not yet fed."""
-        rollouts = [r for r in self._fed.tasks if r not in self.watch.finished]
-        groups = [g for g in self._fed.groups if g not in self.watch.trained]
+        """What was fed and has not ended, or was not trained and decided, or was not yet fed."""
+        watch = self.watch
+        # lists: the feeder goes on meanwhile
+        rollouts = [r for r in list(self._fed.tasks) if r not in watch.finished]
+        groups = [g for g in list(self._fed.groups) if g not in watch.trained or g not in watch.decided]
         return [*([f"{self.left} groups yet to be sent"] if self.left else []), *rollouts, *groups]
 
     def close(self) -> None:
@@ -110,15 +112,16 @@ class Flow:
 
 
 class Watch:
-    """Which rollouts have ended and which groups are in a batch, by the log."""
+    """Which rollouts have ended, which groups are in a batch and which are decided on, by the log."""
 
     def __init__(self, settings: Settings) -> None:
         self.finished: set[str] = set()
         self.trained: set[str] = set()
+        self.decided: set[str] = set()
         self._registry = Registry(settings.registry_url)
         self._decoder = Decoder(self._registry)
         self._reader = Reader(settings, "faults-watch")
-        self._reader.assign_topics([ROLLOUTS, BATCHES])
+        self._reader.assign_topics([ROLLOUTS, BATCHES, DECISIONS])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -148,3 +151,5 @@ class Watch:
                     self.finished.add(record.rollout_id)
                 elif isinstance(record, Batch):
                     self.trained.update(record.groups)
+                elif isinstance(record, Decision):
+                    self.decided.add(record.group_id)

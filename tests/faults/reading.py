@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from waiting import until
 
 from spanloop.consumers.sink import GROUP as SINK
@@ -21,7 +22,7 @@ from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import InvalidRecord
 from spanloop.schemas.records import Reward, SpanBatch
 from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import DEAD_LETTERS, REWARDS, SPANS, TOPICS, Record, Topic
+from spanloop.schemas.topics import DEAD_LETTERS, REWARDS, SPANS, TOPICS, WORKERS, Record, Topic
 from spanloop.streams.assembler import Assembler
 from spanloop.streams.controller_shell import GROUP as CONTROLLER
 from spanloop.streams.controller_shell import INPUTS
@@ -36,20 +37,20 @@ GROUPS: dict[str, Sequence[Topic]] = {SINK: SINK_TOPICS, CONTROLLER: INPUTS, ASS
 # Where several records make one row, or one record several, only the views can be compared.
 NOT_ROW_BY_ROW = frozenset({SPANS.name, REWARDS.name, DEAD_LETTERS.name})
 SETTLE_S = 90.0
+Ends = dict[Position, int]
 # After everything: every timer of every attempt is due.
 THE_END_NS = 10**19
 
 
 def read(settings: Settings, fed: Fed, diary: Path) -> Seen:
-    """Waits until all groups have committed up to where the log ends now, and reads everything before that.
-
-    Raises TimeoutError naming the group that does not get there.
-    """
+    """Waits until all groups have committed up to where the log ends, and reads everything before that."""
     reader = Reader(settings, "faults-audit")
     try:
         reader.assign_topics(list(TOPICS.values()))
-        ends = reader.ends(every_position(settings.partitions))
-        committed = {group: _arrive(settings, group, topics, ends) for group, topics in GROUPS.items()}
+        ends, committed = at_rest(
+            lambda: reader.ends(every_position(settings.partitions)),
+            lambda ends: {group: arrive(settings, group, topics, ends) for group, topics in GROUPS.items()},
+        )
         lines = _lines(settings, reader, ends)
     finally:
         reader.close()
@@ -68,26 +69,52 @@ def answers(diary: Path) -> list[tuple[str, str]]:
     return [(attempt_id, span_id) for _, attempt_id, span_id in found]
 
 
-def _arrive(settings: Settings, group: str, topics: Sequence[Topic], ends: dict[Position, int]) -> dict[Position, int]:
+def at_rest(
+    ends_now: Callable[[], Ends], all_arrive: Callable[[Ends], dict[str, Ends]]
+) -> tuple[Ends, dict[str, Ends]]:
+    """Where the log ends once all groups have read up to there and written nothing more; what they committed by then.
+
+    What a group has not read yet it still owes records about: an end taken before them cuts them off. A log that does
+    not come to rest within SETTLE_S is taken as it is then.
+    """
+    deadline, ends = time.monotonic() + SETTLE_S, ends_now()
+    while True:
+        committed, later = all_arrive(ends), ends_now()
+        if _resting(later) == _resting(ends) or time.monotonic() > deadline:
+            return ends, committed
+        ends = later
+
+
+def _resting(ends: Ends) -> Ends:
+    """Those of topics that come to rest, as heartbeats never do."""
+    return {at: end for at, end in ends.items() if at[0] != WORKERS.name}
+
+
+def arrive(settings: Settings, group: str, topics: Sequence[Topic], ends: Ends) -> Ends:
+    """What a group has committed, once that is all there is; where it does not get there, what it had by then."""
     positions = [(t.name, p) for t in topics for p in range(partitions(settings, t))]
-    found: dict[Position, int] = {}
+    found = dict.fromkeys(positions, -1)
 
     def arrived() -> bool:
-        found.update(committed_of(settings, group, positions))
+        with suppress(KafkaException):  # its coordinator is being chosen, or just started
+            found.update(committed_of(settings, group, positions))
         return all(found[at] >= ends[at] for at in positions)
 
     def behind() -> str:
-        return f"{group} is behind on {[(at, found.get(at), ends[at]) for at in positions if found[at] < ends[at]]}"
+        return f"{group} is behind on {[(at, found[at], ends[at]) for at in positions if found[at] < ends[at]]}"
 
     with suppress(TimeoutError):  # the audit tells, with everything else
         until(arrived, behind, SETTLE_S)
     return found
 
 
-def committed_of(settings: Settings, group: str, positions: Sequence[Position]) -> dict[Position, int]:
-    """What a group has committed, asked for from outside of it; -1 = nothing."""
+def committed_of(settings: Settings, group: str, positions: Sequence[Position]) -> Ends:
+    """What a group has committed, asked for from outside of it; below 0 = nothing. Raises KafkaException.
+
+    Offsets in an open transaction are no part of it: a reader of committed records would be told none until it ends.
+    """
     names = Names(settings.prefix)
-    consumer = Consumer(consumer_config(settings, group, isolation="read_committed"))
+    consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
     try:
         asked = [TopicPartition(names.full(t), p) for t, p in positions]
         return {(names.short(tp.topic), tp.partition): tp.offset for tp in consumer.committed(asked, timeout=10)}

@@ -99,7 +99,7 @@ class Rig:
         until(lambda: not self.flow.missing(), self._stuck, READY_S)
 
     def settle(self, patience_s: float = PATIENCE_S) -> None:
-        """Waits until all that was asked for has ended and was trained on.
+        """Waits until all that was asked for has ended and was trained on and decided.
 
         Raises TimeoutError naming what did not, once nothing at all has moved for so long.
         """
