@@ -95,6 +95,7 @@ class Parts:
         """Starts it, unless it runs."""
         with self._lock:
             child = self.children[name]
+            self._note(child)
             child.wanted = True
             if not child.runs:
                 self._start(child)
@@ -108,6 +109,7 @@ class Parts:
             start_new_session=True,
         )  # fmt: skip
         child.starts += 1
+        child.due_s = 0.0
 
     def kill9(self, name: str) -> None:
         """kill -9, and it stays away until it is started."""
@@ -120,6 +122,7 @@ class Parts:
     def _end(self, name: str, number: signal.Signals) -> None:
         with self._lock:
             child = self.children[name]
+            self._note(child)
             child.wanted = False
             process = child.process
             if process is None or process.poll() is not None:
@@ -184,17 +187,18 @@ class Parts:
                     self._look(child)
 
     def _look(self, child: Child) -> None:
-        if not child.wanted or child.process is None or child.runs:
-            return
-        now = time.monotonic()
-        if not child.due_s:
-            child.due_s = now + RESTART_S
-            ended = Ended(child.name, child.process.returncode, child.said())
-            self.ended.append(ended)
-            self.say(f"{child.name} ended with status {ended.status}: {ended.last_words}")
-        elif now >= child.due_s:
-            child.due_s = 0.0
+        self._note(child)
+        if child.wanted and child.due_s and time.monotonic() >= child.due_s:
             self._start(child)
+
+    def _note(self, child: Child) -> None:
+        """Tells of a death that nobody wanted, once; whoever starts it or sends it away may come first to see it."""
+        if not child.wanted or child.due_s or child.process is None or child.runs:
+            return
+        child.due_s = time.monotonic() + RESTART_S
+        ended = Ended(child.name, child.process.returncode, child.said())
+        self.ended.append(ended)
+        self.say(f"{child.name} ended with status {ended.status}: {ended.last_words}")
 
     def _close_output(self, child: Child) -> None:
         if child.output is not None:
