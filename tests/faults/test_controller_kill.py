@@ -29,7 +29,10 @@ from spanloop.schemas.topics import ASSIGNMENTS, ROLLOUTS, SPANS, TOPICS
 from spanloop.streams.controller_shell import GROUP
 
 ROLLOUTS_ASKED = 500
-HELD_S = 10.0
+# For the take-over, beside the session of the one that is stopped: what is held must not time out before.
+HELD_S = 24.0
+# What a controller may take to hear of a begin, from which on it counts the time.
+HEARD_S = 1.0
 SLOTS = 20
 DEADLINE_S = 180.0
 
@@ -186,11 +189,12 @@ def test_a_standby_takes_over_from_a_stopped_controller_which_does_no_harm_when_
             world.held.add(held.rollout_id)
             world.producer.send(held)
             world.until(lambda: held.rollout_id in world.begun)
+            due_s = time.monotonic() + held.limits.timeout_s + HEARD_S
             at_work = stop_the_one_in_office(world, first, second)
             # It ends under the new controller; only the old one, which does not know that, would close it as timed out.
             world.held.clear()
             world.until(lambda: world.finals["ro-held"] == 1)
-            time.sleep(HELD_S)
+            world.until(lambda: time.monotonic() >= due_s)
             at_work.send_signal(signal.SIGCONT)
             for i in range(50):
                 world.producer.send(Task(f"ro-late-{i}", "run"))
