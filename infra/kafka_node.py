@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -14,6 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..schemas.errors import Unavailable
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 # The scripts give up on their own after two minutes.
@@ -97,6 +100,14 @@ def script(name: str, *arguments: object, environment: Mapping[str, str] | None 
         text=True,
         env={**os.environ, **(environment or {})},
     )
+
+
+def stop_all(folders: Sequence[Path], *flags: str) -> None:
+    """Ends what runs in the folders, side by side; what had to be killed is logged."""
+    for process in [script("stop_kafka.sh", folder, *flags) for folder in folders]:
+        _, told = process.communicate(timeout=STOP_TIMEOUT_S)
+        for line in told.splitlines():
+            log.warning("%s", line)
 
 
 def stop_with_owner(folders: Sequence[Path]) -> subprocess.Popen[bytes]:

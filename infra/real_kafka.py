@@ -18,14 +18,13 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..schemas.errors import ConfigError, Unavailable
-from .kafka_node import LOOPBACK, KafkaNode, finish, script, stop_with_owner
+from .kafka_node import LOOPBACK, STOP_TIMEOUT_S, KafkaNode, finish, script, stop_all, stop_with_owner
 
 K = TypeVar("K", bound="RealKafka")
 
 JAVA = 17
 CCOMPAT = "/apis/ccompat/v7"
 FETCH_TIMEOUT_S = 900.0  # Maven fetches 150 MB
-STOP_TIMEOUT_S = 30.0
 PORTS = 3  # of a node: plaintext, controller, SASL_SSL
 SASL_USER = "spanloop"
 CLUSTER_ID = "spanloop-of-this-home0"  # 22 characters of base64, as Kafka wants it
@@ -212,8 +211,7 @@ class RealKafka:
     def _stop_all(self, *flags: str) -> None:
         for node in self._nodes.values():
             node.signal(signal.SIGCONT)  # one that is held would not hear that it is to end
-        for process in [script("stop_kafka.sh", folder, *flags) for folder in self._folders]:
-            process.communicate(timeout=STOP_TIMEOUT_S)
+        stop_all(self._folders, *flags)
 
     def __enter__(self: K) -> K:
         return self

@@ -9,7 +9,10 @@ if [ -s "$DIR/pid" ]; then
   if ours; then
     kill "$PID" 2>/dev/null || true
     for _ in $(seq 100); do ours || break; sleep 0.1; done
-    ours && kill -9 "$PID" 2>/dev/null || true
+    if ours; then
+      echo "process $PID of $DIR did not end within 10 s and was killed" >&2
+      kill -9 "$PID" 2>/dev/null || true
+    fi
   fi
   rm -f "$DIR/pid"
 fi

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin._config import ConfigEntry, ConfigResource
 from waiting import gone, until
 
@@ -19,6 +21,7 @@ from spanloop.infra import admin, real_kafka
 from spanloop.infra.embedded_registry import EmbeddedRegistry
 from spanloop.infra.kafka import METADATA_TIMEOUT_S, Reader
 from spanloop.infra.kafka import admin as kafka_admin
+from spanloop.infra.kafka_node import stop_all
 from spanloop.infra.producer import Producer
 from spanloop.infra.real_kafka import RealCluster, RealKafka, free_port, missing
 from spanloop.infra.settings import Settings
@@ -91,6 +94,26 @@ def test_stopping_ends_no_process_that_was_not_started_here(tmp_path: Path) -> N
         other.kill()
 
 
+def test_what_had_to_be_killed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")  # the ten seconds until then
+    (tmp_path / "sleep").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for number, told in ((signal.SIG_IGN, "was killed"), (signal.SIG_DFL, "")):
+        code = f"import signal; signal.signal(signal.SIGTERM, signal.{number.name}); print(flush=True); input()"
+        command = [sys.executable, "-c", code, "kafka.Kafka "]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as node:
+            assert node.stdout is not None
+            node.stdout.readline()
+            (tmp_path / "pid").write_text(str(node.pid))
+            caplog.clear()
+            stop_all([tmp_path])
+            assert node.wait() == (-signal.SIGKILL if told else -signal.SIGTERM)
+        assert told in caplog.text
+        assert bool(caplog.text) is bool(told)
+
+
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -148,7 +171,10 @@ def test_a_cluster_of_three_serves_while_one_of_it_is_killed(
     topic = TASKS.full(settings.prefix)
 
     def in_sync() -> int:
-        return len(client.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic].partitions[0].isrs)
+        try:
+            return len(client.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic].partitions[0].isrs)
+        except KafkaException:  # the node that was asked is the one just lost
+            return 0
 
     asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
     ask = cast("Callable[..., dict[ConfigResource, Future[dict[str, ConfigEntry]]]]", client.describe_configs)  # pyright: ignore[reportUnknownMemberType]  # its stub leaves the future's type open

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,11 @@ class Process:
                 patch.setenv(name, value)
             return Settings()
 
-    def stop(self, number: int) -> tuple[int, str, float]:
-        """(status, what it wrote to stderr, seconds)."""
-        begun = time.monotonic()
+    def stop(self, number: int) -> tuple[int, str]:
+        """(status, what it wrote to stderr)."""
         self.child.send_signal(number)
         _, told = self.child.communicate(timeout=60)
-        return self.child.returncode, told, time.monotonic() - begun
+        return self.child.returncode, told
 
 
 def _without_settings() -> dict[str, str]:
@@ -73,7 +71,7 @@ def test_it_writes_addresses_that_other_processes_use_and_ends_in_order(running:
     settings = running.settings()
     assert (settings.profile, settings.prefix, settings.partitions) == ("embedded", "p", 4)
     check_topics_and_tables(settings)
-    status, told, _ = running.stop(signal.SIGTERM)
+    status, told = running.stop(signal.SIGTERM)
     assert status == 0
     assert "was killed" not in told
     for part in (settings.bootstrap, "Java and franz-go clients", "cannot talk to it", "--kafka", "Redpanda"):
@@ -81,7 +79,7 @@ def test_it_writes_addresses_that_other_processes_use_and_ends_in_order(running:
 
 
 def test_an_interrupt_ends_it_as_well(running: Process) -> None:
-    status, told, _ = running.stop(signal.SIGINT)
+    status, told = running.stop(signal.SIGINT)
     assert status == 0
     assert "Traceback" not in told
 
@@ -103,10 +101,10 @@ def test_a_real_kafka_keeps_its_records_and_schemas_between_starts(tmp_path: Pat
         assert client.rows("SELECT count() AS n FROM resources") == [{"n": rows}]
         client.command("INSERT INTO resources (name, version, kind) VALUES ('policy', 1, 'policy')")
         client.close()
-        status, told, seconds = process.stop(signal.SIGTERM)
+        status, told = process.stop(signal.SIGTERM)
         assert status == 0
         assert (told == "") if rows else ("had another log, are kept in" in told)
-        assert seconds < 15, "a broker that had to be killed takes longer"
+        assert "was killed" not in told
         assert not list(tmp_path.glob("*/pid"))
     assert ids[0] == ids[1]
 
