@@ -26,8 +26,9 @@ from ..infra.kafka import Names, Position
 from ..infra.process import collect_seldom, new_loop
 from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
-from ..schemas.errors import ConfigError, SpanloopError, Unavailable
+from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import REWARDS, SPANS
+from .crash import meaning
 from .faust_offsets import commit, end_offsets
 from .faust_settings import faust_settings
 from .faust_types import (
@@ -36,12 +37,10 @@ from .faust_types import (
     BootStrategy,
     Consumer,
     Message,
-    NoOffsetForPartitionError,
-    OffsetOutOfRangeError,
     Service,
     Transport,
 )
-from .first_offsets import commit_first_offsets, committed_offsets, meaning
+from .first_offsets import commit_first_offsets, committed_offsets
 from .messages import SOURCES, Policy, Source
 from .offsets import overtaken
 from .shell import NAME, Shell
@@ -263,7 +262,7 @@ class AssemblerService:
         # a start waits for partitions, and must not keep a crash or a stop waiting
         starting = asyncio.ensure_future(app.start())
         try:
-            while not (stop.is_set() or app.crashed or _has_failed(starting)):
+            while not (stop.is_set() or app.crashed or _failure(starting)):
                 await asyncio.sleep(STOP_POLL_S)
         finally:
             try:
@@ -273,18 +272,19 @@ class AssemblerService:
                     raise
                 log.debug("stopping after a crash: %s", error)
             await asyncio.wait([starting])
-        if isinstance(app.crash_reason, (OffsetOutOfRangeError, NoOffsetForPartitionError)):
-            raise await asyncio.to_thread(meaning, app.settings, NAME, app.crash_reason) from app.crash_reason
-        if app.crash_reason is not None and not isinstance(app.crash_reason, asyncio.CancelledError):
-            raise app.crash_reason
-        if starting.cancelled() or app.crash_reason is not None:
-            raise Unavailable(f"the assembler's consumer was cut off from {app.settings.bootstrap} as it started")
-        starting.result()
+        reason = app.crash_reason or _failure(starting)
+        if reason is not None:
+            meant = await asyncio.to_thread(meaning, app.settings, NAME, reason)
+            if meant is None:
+                raise reason
+            raise meant from reason
 
 
-def _has_failed(starting: asyncio.Future[None]) -> bool:
-    """False too of one that goes on or has succeeded; a crash in another part of Faust cancels it."""
-    return starting.done() and (starting.cancelled() or starting.exception() is not None)
+def _failure(starting: asyncio.Future[None]) -> BaseException | None:
+    """What a start has failed with; a crash in another part of Faust cancels it."""
+    if not starting.done():
+        return None
+    return asyncio.CancelledError() if starting.cancelled() else starting.exception()
 
 
 def __getattr__(name: str) -> AssemblerApp:

@@ -76,14 +76,19 @@ if TYPE_CHECKING:
         async def on_stop(self) -> None: ...
         async def on_shutdown(self) -> None: ...
 
-    class OffsetOutOfRangeError(Exception):
+    class KafkaError(Exception):
+        """aiokafka: what its errors have in common."""
+
+        retriable: bool
+
+    class OffsetOutOfRangeError(KafkaError):
         """aiokafka: records were removed before they were read."""
 
-    class NoOffsetForPartitionError(Exception):
+    class NoOffsetForPartitionError(KafkaError):
         """aiokafka: nothing is committed, and nothing is to be assumed."""
 
 else:
-    from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+    from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
     from faust import App
     from faust.app.base import BootStrategy
     from faust.transport.base import Transport
@@ -96,6 +101,7 @@ __all__ = [
     "App",
     "BootStrategy",
     "Consumer",
+    "KafkaError",
     "Message",
     "NoOffsetForPartitionError",
     "OffsetOutOfRangeError",

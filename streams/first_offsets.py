@@ -8,12 +8,11 @@ from typing import TypeVar, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ..infra.group_offsets import committed, first_offsets, patiently
-from ..infra.kafka import Names, Position, consumer_config, lost, partitions
+from ..infra.kafka import Names, Position, consumer_config, partitions
 from ..infra.kafka_config import denied
 from ..infra.settings import Settings
-from ..schemas.errors import SpanloopError, Unavailable
+from ..schemas.errors import Unavailable
 from ..schemas.topics import REWARDS, SPANS
-from .faust_types import NoOffsetForPartitionError
 
 T = TypeVar("T")
 INPUTS = (SPANS, REWARDS)
@@ -47,19 +46,6 @@ def has_lost_offsets(settings: Settings, group: str) -> bool:
     positions = [(t.name, p) for t in INPUTS for p in range(partitions(settings, t))]
     found = _patiently(settings, group, lambda consumer, names: _committed(consumer, names, positions))
     return any(offset < 0 for offset in found.values())
-
-
-def meaning(settings: Settings, group: str, reason: Exception) -> SpanloopError:
-    """What it means that a consumer was refused its offset: DataLost, or Unavailable where the group has them all.
-
-    The latter happens where the coordinator stood still while it was asked. Raises Unavailable.
-    """
-    if isinstance(reason, NoOffsetForPartitionError) and not has_lost_offsets(settings, group):
-        return Unavailable(
-            f"the coordinator of group {group} did not tell its offsets in time, and has them: {reason}; nothing is "
-            "lost, start again"
-        )
-    return lost(settings, f"consumer {group}: {reason}")
 
 
 def _patiently(settings: Settings, group: str, ask: Callable[[Consumer, Names], T]) -> T:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
+from aiokafka.errors import IllegalStateError, KafkaConnectionError, UnknownTopicOrPartitionError
+from faults.parts import FORESEEN
 
+from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import Unavailable
 from spanloop.streams import app
 from spanloop.streams.app import AssemblerService
+from spanloop.streams.shell import Shell
 
 
 class CutOff:
@@ -29,9 +34,56 @@ class CutOff:
         """Nothing to stop."""
 
 
+class Unknown(CutOff):
+    """One that waits for its topics in vain: a broker that goes as it is asked does not tell of them."""
+
+    async def start(self) -> None:
+        raise UnknownTopicOrPartitionError
+
+
+class Broken(CutOff):
+    """One with a fault of its own."""
+
+    async def start(self) -> None:
+        raise IllegalStateError("a fault")
+
+
 def test_a_start_that_was_cancelled_is_told_as_what_it_means(
     embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "AssemblerApp", CutOff)
     with pytest.raises(Unavailable, match="cut off from"):
+        AssemblerService(embedded_settings).run(threading.Event())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_broker_that_goes_as_the_assembler_starts_is_told_by_name(
+    embedded_settings: Settings, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shell(*given: Any) -> Shell:
+        made = Shell(*given)
+        broker.set_down()
+        return made
+
+    monkeypatch.setattr(app, "Shell", shell)
+    try:
+        with pytest.raises(Unavailable, match=embedded_settings.bootstrap) as raised:
+            AssemblerService(embedded_settings).run(threading.Event())
+    finally:
+        broker.set_up()
+    assert isinstance(raised.value.__cause__, KafkaConnectionError)
+    assert FORESEEN.fullmatch(f"PartFailed: assembler failed: Unavailable: {raised.value}")
+
+
+def test_topics_that_are_not_told_of_are_told_as_an_absence(
+    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "AssemblerApp", Unknown)
+    with pytest.raises(Unavailable, match=f"{embedded_settings.bootstrap}.*UnknownTopicOrPartitionError"):
+        AssemblerService(embedded_settings).run(threading.Event())
+
+
+def test_a_fault_of_its_own_is_told_as_it_is(embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "AssemblerApp", Broken)
+    with pytest.raises(IllegalStateError, match="a fault"):
         AssemblerService(embedded_settings).run(threading.Event())

@@ -1,0 +1,37 @@
+"""What it means that the assembler's app crashed, or did not start."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..infra.kafka import lost
+from ..infra.settings import Settings
+from ..schemas.errors import SpanloopError, Unavailable
+from .faust_types import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from .first_offsets import has_lost_offsets
+
+
+def meaning(settings: Settings, group: str, reason: BaseException) -> SpanloopError | None:
+    """DataLost or Unavailable for what aiokafka raises where records, offsets or the broker are gone; else None.
+
+    Also raises Unavailable.
+    """
+    if isinstance(reason, OffsetOutOfRangeError):
+        return lost(settings, f"consumer {group}: {reason}")
+    if isinstance(reason, NoOffsetForPartitionError):
+        return _without_offset(settings, group, reason)
+    if isinstance(reason, asyncio.CancelledError):
+        return Unavailable(f"the {group}'s consumer was cut off from {settings.bootstrap} as it started")
+    if isinstance(reason, KafkaError) and reason.retriable:
+        return Unavailable(f"the {group}'s consumer cannot go on with {settings.bootstrap}: {reason}")
+    return None
+
+
+def _without_offset(settings: Settings, group: str, reason: NoOffsetForPartitionError) -> SpanloopError:
+    """A consumer was refused its offset: it is lost, or the coordinator stood still while it was asked."""
+    if has_lost_offsets(settings, group):
+        return lost(settings, f"consumer {group}: {reason}")
+    return Unavailable(
+        f"the coordinator of group {group} did not tell its offsets in time, and has them: {reason}; nothing is "
+        "lost, start again"
+    )
