@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from importlib import import_module
 from typing import Any
 
 import pytest
-from aiokafka.errors import IllegalStateError, KafkaConnectionError, UnknownTopicOrPartitionError
 from faults.parts import FORESEEN
 
 from spanloop.infra.embedded_broker import EmbeddedBroker
@@ -16,6 +16,8 @@ from spanloop.schemas.errors import Unavailable
 from spanloop.streams import app
 from spanloop.streams.app import AssemblerService
 from spanloop.streams.shell import Shell
+
+ERRORS: Any = import_module("aiokafka.errors")  # it has no types
 
 
 class CutOff:
@@ -38,14 +40,14 @@ class Unknown(CutOff):
     """One that waits for its topics in vain: a broker that goes as it is asked does not tell of them."""
 
     async def start(self) -> None:
-        raise UnknownTopicOrPartitionError
+        raise ERRORS.UnknownTopicOrPartitionError
 
 
 class Broken(CutOff):
     """One with a fault of its own."""
 
     async def start(self) -> None:
-        raise IllegalStateError("a fault")
+        raise ERRORS.IllegalStateError("a fault")
 
 
 def test_a_start_that_was_cancelled_is_told_as_what_it_means(
@@ -71,7 +73,7 @@ def test_a_broker_that_goes_as_the_assembler_starts_is_told_by_name(
             AssemblerService(embedded_settings).run(threading.Event())
     finally:
         broker.set_up()
-    assert isinstance(raised.value.__cause__, KafkaConnectionError)
+    assert isinstance(raised.value.__cause__, ERRORS.KafkaConnectionError)
     assert FORESEEN.fullmatch(f"PartFailed: assembler failed: Unavailable: {raised.value}")
 
 
@@ -85,5 +87,5 @@ def test_topics_that_are_not_told_of_are_told_as_an_absence(
 
 def test_a_fault_of_its_own_is_told_as_it_is(embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "AssemblerApp", Broken)
-    with pytest.raises(IllegalStateError, match="a fault"):
+    with pytest.raises(ERRORS.IllegalStateError, match="a fault"):
         AssemblerService(embedded_settings).run(threading.Event())
