@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka import Message as Delivered
 
 from ..infra.clock import Clock, SystemClock
-from ..infra.kafka import partitions
+from ..infra.kafka_config import REFUSED, not_allowed, partitions
 from ..infra.producer import Producer
 from ..infra.registry import connect
 from ..infra.settings import Settings
@@ -69,8 +69,11 @@ def _put(settings: Settings, producer: Producer, put: Put) -> int:
     settled: Future[int] = Future()
 
     def on_delivery(error: KafkaError | None, message: Delivered) -> None:
-        if error is not None:
-            settled.set_exception(DeliveryFailed(f"dead letter {put.letter} for {put.topic}: {error.str()}"))
+        who = f"dead letter {put.letter}"
+        if error is not None and error.code() in REFUSED:
+            settled.set_exception(not_allowed(settings, error, who, f"topic {TOPICS[put.topic].full(settings.prefix)}"))
+        elif error is not None:
+            settled.set_exception(DeliveryFailed(f"{who} for {put.topic}: {error.str()}"))
         else:
             settled.set_result(message.offset() or 0)
 

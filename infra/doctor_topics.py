@@ -27,6 +27,8 @@ def there(settings: Settings, broker: BrokerFacts) -> list[Finding]:
         todo = "see to the partitions first: none is created while counts contradict the settings, for they would stay"
     else:
         todo = f"run `spanloop init`, or {FIX.removeprefix('run ')}"
+    if settings.kafka:
+        todo += "; a user sees only those that it may Describe (docs/security.md)"
     found = "none is there" if len(missing) == len(TOPICS) else f"missing: {', '.join(missing)}"
     return [Finding("topics", "fail", found, expected=f"{len(TOPICS)} topics of prefix {settings.prefix!r}", todo=todo)]
 

@@ -69,6 +69,7 @@ class _Client:
         self.positions: dict[Position, int] = {}
         """Next offset of each partition, transaction markers at its end passed over; known once something came."""
         self._failure: SpanloopError | None = None
+        self._closing = False
         self._revoked_now: set[Position] = set()
         self._consumer = Consumer(consumer_config(settings, group, isolation=isolation))
 
@@ -160,6 +161,7 @@ class _Client:
 
     def close(self) -> None:
         """Leaves and frees its connections; may be called again."""
+        self._closing = True
         self._consumer.close()
 
 
@@ -230,6 +232,8 @@ class Member(_Client):
         )
 
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
+        if self._closing:  # leaving, it is still told of what it was about to be given
+            return
         consumer.resume(parts)  # in the client a pause outlives its assignment, and who paused may not know any more
         given = self._on_assign([(self.names.short(tp.topic), tp.partition) for tp in parts])
         if given is None:
@@ -245,7 +249,7 @@ class Member(_Client):
             fresh = patiently(lambda: first_offsets(consumer, parts, self._start))
             refused = bool(fresh) and not patiently(lambda: commit_first(consumer, fresh))
         except KafkaException as error:
-            raise self._unread(error) from error
+            raise self._meaning(error, "its offsets cannot be read") from error
         return {(self.names.short(tp.topic), tp.partition): tp.offset for tp in fresh} if refused else {}
 
     def _revoked(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
@@ -273,8 +277,7 @@ class Member(_Client):
         try:
             done = self._consumer.commit(offsets=wanted, asynchronous=False)
         except KafkaException as error:
-            away = Unavailable(f"group {self.group}: commit refused: {error}")
-            raise denied(self.settings, error, self.group) or away from error
+            raise self._meaning(error, "commit refused") from error
         for tp in done or ():
             if tp.error is not None:
                 raise Unavailable(f"group {self.group}: commit of {tp.topic}[{tp.partition}] refused: {tp.error}")
@@ -284,12 +287,11 @@ class Member(_Client):
         try:
             found = patiently(lambda: committed(self._consumer, self._consumer.assignment()))
         except KafkaException as error:
-            raise self._unread(error) from error
+            raise self._meaning(error, "its offsets cannot be read") from error
         return {(self.names.short(tp.topic), tp.partition): tp.offset for tp in found}
 
-    def _unread(self, error: KafkaException) -> SpanloopError:
-        away = Unavailable(f"group {self.group}: its offsets cannot be read: {error}")
-        return denied(self.settings, error, self.group) or away
+    def _meaning(self, error: KafkaException, what: str) -> SpanloopError:
+        return denied(self.settings, error, self.group) or Unavailable(f"group {self.group}: {what}: {error}")
 
     def raw(self) -> Consumer:
         """The client underneath, for transactions."""

@@ -69,7 +69,11 @@ class Term:
         self._placed: deque[Placed] = deque()
         self.state = ControllerState(policy=policy)
         self._bounded = Bounded(stop)
-        self._bounded("init_transactions", self._init, 1.5 * INIT_TIMEOUT_S)
+        try:
+            self._bounded("init_transactions", self._init, 1.5 * INIT_TIMEOUT_S)
+        except SpanloopError:
+            self.close()
+            raise
 
     def _init(self) -> None:
         self._call(lambda: self._client.init_transactions(INIT_TIMEOUT_S), "init_transactions", INIT_TIMEOUT_S)
@@ -182,13 +186,13 @@ class Term:
         reason = kafka_error(error)
         if reason.code() in FENCED:
             return Fenced(f"{name}: another controller has taken over ({error}); this one must stop")
+        if reason.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            where = f"transactional id {transactional_id(self._settings)}"
+            return refused(self._settings, reason, "the controller", where)
         if isinstance(self._producer.failure, NotAllowed):  # it knows the topic
             return self._producer.failure
         if reason.code() in REFUSED:
-            topics = "a topic of its transactions"
-            topic = reason.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-            where = topics if topic else f"transactional id {transactional_id(self._settings)}"
-            return refused(self._settings, reason, "the controller", where)
+            return refused(self._settings, reason, "the controller", "a topic of its transactions")
         return Unavailable(f"{name}: {error}")
 
 

@@ -13,15 +13,18 @@ from sink_rig import Lab
 from spanloop.consumers.letters import Kept, Letter, Put, Selection, note, read, replayed, shown, summary
 from spanloop.consumers.letters import plan as plan_with
 from spanloop.consumers.replay import HEADER, replay
+from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.kafka import Message, Reader
 from spanloop.infra.producer import Producer
 from spanloop.infra.registry import encoder
 from spanloop.infra.settings import Settings
 from spanloop.schemas import orders
+from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.records import DeadLetter, Reward, SpanBatch, Task
 from spanloop.schemas.serde import Decoder, Encoder, LocalSchemas, encode_body, local_ids
 from spanloop.schemas.topics import REWARDS, TASKS, TOPICS, Topic, partition_of
 
+PRODUCE, TOPIC_AUTHORIZATION_FAILED = 0, 29  # of Kafka's protocol
 REWARD = Reward("rw-1", "ro-1", "judge", value=1.0)
 RAW = Encoder(local_ids()).encode(REWARD)
 DEAD = DeadLetter("assembler", "rewards", 2, 17, "nonfinite_reward", b"ro-1", RAW, "NaN", 5)
@@ -186,6 +189,14 @@ def test_replaying_puts_the_very_bytes_back_and_notes_it(embedded_settings: Sett
     assert [x.offset for x in read(embedded_settings, first=4)] == [4, 5]
     assert list(read(embedded_settings, first=99)) == []
     assert all(x.dead.raw is None for x in read(embedded_settings, bodies=False))
+
+
+def test_a_replay_that_may_not_write_says_where(broker: EmbeddedBroker, embedded_settings: Settings) -> None:
+    with closing(Producer(embedded_settings, "test")) as producer:
+        producer.send_wait(replace(DEAD, partition=0))
+    broker.refuse_next(PRODUCE, TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(ConfigError, match=f"refuses dead letter 0 on topic {embedded_settings.prefix}-rewards: "):
+        list(replay(embedded_settings, Selection()))
 
 
 def test_a_record_that_is_no_dead_letter_is_told_of_and_is_in_nobodys_way(embedded_settings: Settings) -> None:

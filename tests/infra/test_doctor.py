@@ -100,6 +100,9 @@ def test_a_missing_topic_is_named_with_what_makes_it() -> None:  # BR-12
     (told,) = of("topics", with_topics({"rewards": None}))
     assert (told.status, told.found) == ("fail", "missing: pool-rewards")
     assert told.todo == "run `spanloop init`, or `spanloop doctor --fix`"
+    secured = SETTINGS.with_(kafka={"security.protocol": "SASL_SSL"})
+    (told,) = of("topics", replace(with_topics({"rewards": None}), settings=secured))
+    assert told.todo.endswith("; a user sees only those that it may Describe (docs/security.md)")
     (embedded,) = of("topics", replace(with_topics({"rewards": None}), settings=SETTINGS.with_(profile="embedded")))
     assert "start `spanloop up` with this prefix" in embedded.todo
 

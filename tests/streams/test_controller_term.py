@@ -10,14 +10,18 @@ import pytest
 from confluent_kafka import Consumer
 
 from spanloop.infra.clock import SystemClock
+from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.producer import Producer
 from spanloop.infra.registry import connect, register_all
 from spanloop.infra.settings import Settings
-from spanloop.schemas.errors import Unavailable
+from spanloop.schemas.errors import ConfigError, Unavailable
+from spanloop.schemas.records import Task
 from spanloop.schemas.serde import Encoder
 from spanloop.streams import controller_term
 from spanloop.streams.controller import ControllerPolicy
 from spanloop.streams.controller_term import Term
+
+ADD_PARTITIONS_TO_TXN, TOPIC_AUTHORIZATION_FAILED = 24, 29  # of Kafka's protocol
 
 
 class Mute:
@@ -31,6 +35,24 @@ class Mute:
         self._asked.set()
         self._over.wait(60)
         raise RuntimeError("nobody waits for this any more")
+
+
+class Alone:
+    """Who has no group to tell of."""
+
+    def consumer_group_metadata(self) -> None:
+        return None
+
+
+def test_a_topic_that_may_not_be_written_in_a_transaction_ends_the_term_as_a_setting_to_be_seen_to(
+    broker: EmbeddedBroker, embedded_settings: Settings
+) -> None:
+    with closing(connect(embedded_settings)) as registry, closing(Producer(embedded_settings, "ends")) as ends:
+        encode = Encoder(register_all(registry, embedded_settings))
+        term = Term(embedded_settings, encode, ends, SystemClock(), ControllerPolicy(), stop=threading.Event())
+        broker.refuse_next(ADD_PARTITIONS_TO_TXN, TOPIC_AUTHORIZATION_FAILED)
+        with closing(term), pytest.raises(ConfigError, match="refuses the controller on a topic of its transactions: "):
+            term.take([Task("ro-1", "run")], {}, cast("Consumer", Alone()))
 
 
 def test_a_client_that_never_says_what_its_group_is_ends_the_term(

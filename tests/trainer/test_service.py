@@ -5,22 +5,32 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+import pytest
+
+from spanloop.infra.clock import SystemClock
+from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
+from spanloop.infra.taking import Taking
+from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.records import Batch, DeadLetter, Decision, Resource, Trajectory, Worker
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import BATCHES, DEAD_LETTERS, DECISIONS, RESOURCES, WORKERS, Record, Topic
 from spanloop.trainer.config import TrainerConfig
+from spanloop.trainer.journal import KafkaJournal
 from spanloop.trainer.loop import TrainerService
 from spanloop.trainer.metrics import read_metrics
 
 Make = Callable[..., Trajectory]
 RUN_TIMEOUT_S = 120.0
+PRODUCE, TOPIC_AUTHORIZATION_FAILED = 0, 29  # of Kafka's protocol
 
 
 def read_all(settings: Settings, topic: Topic) -> list[Record]:
@@ -91,6 +101,21 @@ def test_a_trainer_in_a_thread_turns_trajectories_into_policy_versions(
     ]
     assert all(r.reward_mean == 0.5 and r.loss is not None and math.isfinite(r.loss) for r in reports)
     assert [r.staleness_max for r in reports] == [0, 1]
+
+
+def test_a_trainer_whose_heartbeats_are_refused_does_not_go_on_unheard(
+    broker: EmbeddedBroker, embedded_settings: Settings
+) -> None:
+    with closing(Producer(embedded_settings, "test")) as producer:
+        journal = KafkaJournal(embedded_settings, "policy", producer, cast("Taking", None), SystemClock())
+        with closing(journal):
+            journal.refresh()
+            broker.refuse_next(PRODUCE, TOPIC_AUTHORIZATION_FAILED)
+            producer.send(Worker("wo-1", "trainer", "trainer"))
+            with pytest.raises(ConfigError):
+                producer.flush()
+            with pytest.raises(ConfigError, match=r"refuses producer test on topic .*-workers: "):
+                journal.refresh()
 
 
 def test_published_weights_load_in_transformers_and_answer_the_probe(
