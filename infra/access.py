@@ -1,6 +1,6 @@
 """What each part may do on the broker, for who writes access rules; docs/security.md holds the same as a table.
 
-Whoever writes a topic needs Write and Describe on it, whoever reads one Read and Describe.
+Whoever writes a topic needs Write on it, whoever reads one Read; either includes Describe.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from ..schemas.topics import (
     WORKERS,
     Topic,
 )
+from .groups import GROUPS
 
 ALL = tuple(TOPICS.values())
+# What `dlq replay` may put back; of the others a later record counts, or the order given last.
+REPLAYED = (TASKS, SPANS, REWARDS, TRAJECTORIES, DECISIONS, RESOURCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +38,54 @@ class Access:
 
     reads: tuple[Topic, ...] = ()
     writes: tuple[Topic, ...] = ()
-    groups: tuple[str, ...] = ()
+    joins: tuple[str, ...] = ()  # groups it is a member of: Read
+    asks: tuple[str, ...] = ()  # groups it asks about, or a consumer outside any group is named after: Describe
     transactional: tuple[str, ...] = ()
-    cluster: tuple[str, ...] = ()  # operations on the cluster
+    others: tuple[str, ...] = ()  # further operations, on all topics
 
     def row(self, part: str) -> str:
         """One line of the table in docs/security.md."""
-        cells = [_names(self.reads), _names(self.writes), _listed(self.groups), _listed(self.transactional)]
-        return f"| {part} | {' | '.join(cells)} | {', '.join(self.cluster) or '-'} |"
+        cells = [_names(self.reads), _names(self.writes), *map(_listed, (self.joins, self.asks, self.transactional))]
+        return f"| {part} | {' | '.join(cells)} | {', '.join(self.others) or '-'} |"
 
 
 PARTS: dict[str, Access] = {
     "controller": Access(
         reads=(TASKS, ATTEMPTS, WORKERS, DECISIONS, RESOURCES, ROLLOUTS),
         writes=(ROLLOUTS, ATTEMPTS, ASSIGNMENTS, SPANS, DEAD_LETTERS),
-        groups=("controller*",),
+        joins=("controller",),
+        asks=("controller-reader",),
         transactional=("controller",),
     ),
     "assembler": Access(
         reads=(SPANS, REWARDS, ASSEMBLIES),
         writes=(TRAJECTORIES, ATTEMPTS, ASSEMBLIES, DEAD_LETTERS),
-        groups=("assembler*",),
+        joins=("assembler",),
+        asks=("assembler-reader",),
     ),
     "worker": Access(
-        reads=(ASSIGNMENTS, RESOURCES), writes=(WORKERS, SPANS, REWARDS, DEAD_LETTERS), groups=("worker-*",)
+        reads=(ASSIGNMENTS, RESOURCES), writes=(WORKERS, SPANS, REWARDS, DEAD_LETTERS), asks=("worker-*",)
     ),
-    "gateway": Access(reads=(ATTEMPTS, WORKERS), writes=(SPANS, DEAD_LETTERS), groups=("gateway*",)),
-    "sink": Access(reads=ALL, writes=(DEAD_LETTERS,), groups=("sink*",)),
+    "gateway": Access(reads=(ATTEMPTS, WORKERS), writes=(SPANS, DEAD_LETTERS), asks=("gateway-reader",)),
+    "sink": Access(reads=ALL, writes=(DEAD_LETTERS,), joins=("sink",)),
     "trainer": Access(
         reads=(TRAJECTORIES, BATCHES, RESOURCES, WORKERS),
         writes=(BATCHES, DECISIONS, RESOURCES, WORKERS, DEAD_LETTERS),
-        groups=("trainer-*",),
+        asks=("trainer-*",),
     ),
-    "loader": Access(reads=(WORKERS, RESOURCES), writes=(WORKERS, DEAD_LETTERS), groups=("loader-*",)),
-    "init": Access(reads=ALL, cluster=("Create",)),
-    "doctor": Access(reads=ALL, groups=("*",), cluster=("DescribeConfigs on topics",)),
-    "lag": Access(reads=ALL, groups=("*",)),
-    "orders, tasks": Access(reads=(ROLLOUTS,), writes=(TASKS, RESOURCES), groups=("orders*",)),
-    "tail, export, rebuild": Access(reads=ALL, groups=("tail*", "export*", "rebuild*")),
-    "dead letters, with replay": Access(reads=ALL, writes=ALL, groups=("letters*",)),
+    "loader": Access(reads=(WORKERS, RESOURCES), writes=(WORKERS, DEAD_LETTERS), asks=("loader-*",)),
+    "init": Access(others=("Create", "Describe")),
+    "doctor": Access(reads=(TASKS,), asks=(*GROUPS, "doctor-reader"), others=("Describe", "DescribeConfigs")),
+    "doctor --fix": Access(
+        reads=(TASKS,),
+        asks=(*GROUPS, "doctor-reader"),
+        others=("Create", "Describe", "DescribeConfigs", "AlterConfigs"),
+    ),
+    "lag": Access(asks=tuple(GROUPS), others=("Describe",)),
+    "orders, tasks": Access(reads=(ROLLOUTS,), writes=(TASKS, RESOURCES), asks=("orders-reader",)),
+    "tail, export, assemble": Access(reads=ALL, asks=("tail-reader", "export-reader", "rebuild-reader")),
+    "dead letters": Access(reads=(DEAD_LETTERS,), asks=("letters-reader",)),
+    "dead letters, replay": Access(reads=(DEAD_LETTERS,), writes=(*REPLAYED, DEAD_LETTERS), asks=("letters-reader",)),
 }
 
 

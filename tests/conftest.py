@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from access_rig import USERS
 
 from spanloop.infra import admin
 from spanloop.infra.embedded_broker import EmbeddedBroker
@@ -70,7 +71,7 @@ def embedded_settings(broker: EmbeddedBroker, registry: EmbeddedRegistry, tmp_pa
 def real_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
     """The session's real Kafka and registry; skips where they cannot be had, except in CI, where that is a failure."""
     _needs_kafka()
-    with RealKafka(tmp_path_factory.mktemp("kafka"), sasl=True) as running:
+    with RealKafka(tmp_path_factory.mktemp("kafka"), sasl=True, users=list(USERS.values())) as running:
         yield running
 
 
