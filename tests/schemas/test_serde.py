@@ -204,7 +204,7 @@ def a_record(*fields: Any) -> str:
         ('syntax = "proto3"; message Order {}', "JSONDecodeError"),
         ('{"type": "object", "properties": {}}', "UnknownType"),
         (a_record({"name": "price", "type": "com.shop.Money"}), "UnknownType com.shop.Money"),
-        (a_record({"name": "price"}), "missing 'type'"),
+        (a_record({"name": "price"}), "'type'"),
         ('{"type": "record", "name": "Order"}', "KeyError 'fields'"),
         ('{"type": "record", "name": "Order", "fields": {}}', "expected a record and a list of its fields"),
         ('{"type": "array", "items": "string"}', "got type array"),
