@@ -2,7 +2,8 @@
 
 Offsets are committed only after `process` has returned, so that a record may be processed twice but never not at all.
 `process` is told which offsets were read, without a gap from call to call and from member to member: offsets that held
-no record (transaction markers, what was compacted) are named in it like the others.
+no record (transaction markers, what was compacted) are named in it like the others. It is told as well since when this
+member has had each partition: of two members that read the same offsets, the one that was given them later goes on.
 While the destination is away (Unavailable) the partitions are paused and polled on, which keeps the group's membership.
 """
 
@@ -47,9 +48,12 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+OnAssign = Callable[[list[Position]], None]
 OnRevoke = Callable[[list[Position]], None]
 Read = Mapping[Position, range]
-Process = Callable[[Sequence[Message], Read], None]
+Since = Mapping[Position, int]
+"""Unix time in nanoseconds by partition."""
+Process = Callable[[Sequence[Message], Read, Since], None]
 
 
 class Pump:
@@ -57,22 +61,23 @@ class Pump:
 
     def __init__(
         self,
-        open_source: Callable[[OnRevoke], Source],
+        open_source: Callable[[OnAssign, OnRevoke], Source],
         process: Process,
         policy: PumpPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """open_source is given the callback for partitions that are taken away."""
+        """open_source is given the callbacks for partitions that come and for those that are taken away."""
         self._policy = policy or PumpPolicy()
         self._clock = clock or SystemClock()
         self._process = process
         self._held: list[Message] = []
         self._bytes = 0
-        self._since_s = 0.0
+        self._held_since_s = 0.0
+        self._since: dict[Position, int] = {}
         self._next: dict[Position, int] = {}  # of what is held, the first offset not yet processed, by partition
         self._committed: dict[Position, int] = {}
         self._idle_since_s = self._clock.steady_s()
-        self._source = open_source(self._revoked)
+        self._source = open_source(self._assigned, self._revoked)
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set; what is held is then processed and committed if the destination is there."""
@@ -89,7 +94,7 @@ class Pump:
 
     def _take(self, messages: list[Message]) -> None:
         if messages and not self._held:
-            self._since_s = self._clock.steady_s()
+            self._held_since_s = self._clock.steady_s()
         self._held += messages
         self._bytes += sum(len(m.value or b"") for m in messages)
 
@@ -98,7 +103,7 @@ class Pump:
         return bool(self._held) and (
             len(self._held) >= policy.max_records
             or self._bytes >= policy.max_bytes
-            or self._clock.steady_s() - self._since_s >= policy.max_wait_s
+            or self._clock.steady_s() - self._held_since_s >= policy.max_wait_s
         )
 
     def _flush(self, stop: threading.Event) -> None:
@@ -142,7 +147,8 @@ class Pump:
     def _hand_on(self, ends: dict[Position, int]) -> None:
         """Processes what is held of partitions, up to their `ends`, then commits them."""
         starts = self._starts(ends)
-        self._process(self._held, {p: range(starts[p], end) for p, end in ends.items()})
+        read = {p: range(starts[p], end) for p, end in ends.items()}
+        self._process(self._held, read, {p: self._since[p] for p in read})
         self._drop(lambda _: False)
         self._next |= ends
         self._send(ends)
@@ -164,6 +170,9 @@ class Pump:
             self._committed |= offsets
         except Unavailable as error:  # a rebalance took the partitions: whoever has them reads the batch again
             log.warning("not committed, will be read again: %s", error)
+
+    def _assigned(self, positions: list[Position]) -> None:
+        self._since |= dict.fromkeys(positions, self._clock.now_ns())
 
     def _revoked(self, positions: list[Position]) -> None:
         """What is held of partitions taken away is dropped: their next owner reads it from the committed offset."""

@@ -34,7 +34,7 @@ from ..schemas.errors import ConfigError, InvalidRecord, Unavailable
 from ..schemas.serde import Decoder, SchemaLookup
 from ..schemas.topics import TOPICS
 from .batches import Batches, InsertBatch, Portion, Read
-from .pump import OnRevoke, Pump, PumpPolicy
+from .pump import OnAssign, OnRevoke, Pump, PumpPolicy, Since
 from .sink_figures import SinkFigures
 
 log = logging.getLogger(__name__)
@@ -94,10 +94,13 @@ class Sink:
         self._clock = clock or SystemClock()
         self._figures = figures or SinkFigures()
 
-    def write(self, messages: Sequence[Message], read: Read | None = None) -> None:
-        """Stores messages of any topics and partitions. `read`: which offsets of each, for the audit."""
+    def write(self, messages: Sequence[Message], read: Read | None = None, since: Since | None = None) -> None:
+        """Stores messages of any topics and partitions.
+
+        For the audit, `read`: which offsets of each; `since`: when this sink was given it, null = just now.
+        """
         try:
-            self._write(messages, read)
+            self._write(messages, read, since or {})
         except ClickHouseError as error:
             if code_of(error) in STRUCTURAL or _is_unfit(error):
                 raise ConfigError(
@@ -105,7 +108,7 @@ class Sink:
                 ) from error
             raise unavailable(error, self._client.where) from error
 
-    def _write(self, messages: Sequence[Message], read: Read | None) -> None:
+    def _write(self, messages: Sequence[Message], read: Read | None, since: Since) -> None:
         batches = Batches(messages, self._decoder.writer, read)
         with ThreadPoolExecutor(INSERTS_AT_ONCE) as threads:
             for done in [threads.submit(self._insert, batches, *landed) for landed in self._landed(batches)]:
@@ -114,7 +117,7 @@ class Sink:
         for portion in portions:
             self._report(portion)
         self._insert_rows("tombstones", [self._tombstone(m) for p in portions for m in p.tombstones])
-        self._insert_rows("ingest_log", [self._logged(p) for p in portions])
+        self._insert_rows("ingest_log", [self._logged(p, since) for p in portions])
         self._figures.stored(portions)
 
     def _landed(self, batches: Batches) -> Iterable[tuple[InsertBatch, str]]:
@@ -174,7 +177,7 @@ class Sink:
             "k_offset": message.offset,
         }
 
-    def _logged(self, portion: Portion) -> dict[str, object]:
+    def _logged(self, portion: Portion, since: Since) -> dict[str, object]:
         quarantined, tombstones = len(portion.refused), len(portion.tombstones)
         now_ns = self._clock.now_ns()
         return {
@@ -182,6 +185,7 @@ class Sink:
             "k_partition": portion.partition,
             "first": portion.read.start,
             "last": portion.read.stop - 1,
+            "since": since.get((portion.topic, portion.partition), now_ns),
             "flush": now_ns,
             "records": portion.records,
             "rows": portion.records - quarantined - tombstones,
@@ -220,12 +224,12 @@ class SinkService:
             stack.callback(figures.close)
             sink = Sink(client, registry, Quarantine(producer, GROUP, settings.dlq_limit), figures=figures)
 
-            def join(revoked: OnRevoke) -> Member:
-                return figures.watch(Member(settings, GROUP, SINK_TOPICS, on_revoke=revoked))
+            def join(assigned: OnAssign, revoked: OnRevoke) -> Member:
+                return figures.watch(Member(settings, GROUP, SINK_TOPICS, on_assign=assigned, on_revoke=revoked))
 
-            def write(messages: Sequence[Message], read: Read) -> None:
+            def write(messages: Sequence[Message], read: Read, since: Since) -> None:
                 producer.check()  # without dead letters one bad record would be the end
-                sink.write(messages, read)
+                sink.write(messages, read, since)
 
             Pump(join, write, self._policy).run(stop)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from spanloop.consumers.pump import OnRevoke, Process, Pump, PumpPolicy
+from spanloop.consumers.pump import OnAssign, OnRevoke, Process, Pump, PumpPolicy
 from spanloop.infra.clock import ManualClock
 from spanloop.infra.kafka import Message, Position
 from spanloop.schemas.errors import Unavailable
@@ -23,10 +23,13 @@ class Script:
     refuse_commit: bool = False
     poll_s: float = 0.0  # what each poll takes of the clock
     revoke_at: dict[int, list[Position]] = field(default_factory=dict[int, "list[Position]"])
+    assign_at: dict[int, list[Position]] = field(default_factory=dict[int, "list[Position]"])
+    on_assign: OnAssign = lambda _: None
     on_revoke: OnRevoke = lambda _: None
     count: int = 0
     positions: dict[Position, int] = field(default_factory=dict[Position, int])
     group: dict[Position, int] = field(default_factory=dict[Position, int])
+    since: list[dict[int, int]] = field(default_factory=list["dict[int, int]"])
     read: list[dict[int, range]] = field(default_factory=list["dict[int, range]"])
 
     def poll(self, max_records: int = 0, timeout_s: float = 0.0) -> list[Message]:
@@ -34,6 +37,8 @@ class Script:
         self.count += 1
         if gone := self.revoke_at.get(self.count):
             self.on_revoke(gone)
+        if given := self.assign_at.get(self.count, [("spans", 0), ("spans", 1)] if self.count == 1 else []):
+            self.on_assign(given)
         self.clock.advance(self.poll_s)
         if not self.polls:
             self.stop.set()
@@ -67,8 +72,8 @@ class Script:
 def pump(script: Script, process: Process, policy: PumpPolicy) -> None:
     """Pumps until the script has no more."""
 
-    def open_source(on_revoke: OnRevoke) -> Script:
-        script.on_revoke = on_revoke
+    def open_source(on_assign: OnAssign, on_revoke: OnRevoke) -> Script:
+        script.on_assign, script.on_revoke = on_assign, on_revoke
         return script
 
     Pump(open_source, process, policy, script.clock).run(script.stop)

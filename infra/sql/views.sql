@@ -139,17 +139,21 @@ LEFT JOIN (
   WHERE reason = 'replayed' AND topic = 'dead-letters' GROUP BY offset
 ) AS note ON note.offset = letter.k_offset;
 
--- Every flush of the sink. Where offsets were read again (a crash before the commit, offsets set back) the later flush
--- counts from where it began. Flushes that do not overlap need no clock to be put in order.
+-- Every flush of the sink. Where offsets were read again (a crash before the commit, offsets set back, a sink that was
+-- stopped while another took over) the reading that was begun later counts from where it began: each goes on without a
+-- gap, and when a flush was written says nothing, as a sink that has lost a partition may write last. Flushes that do
+-- not overlap, and those of one reading, need no clock to be put in order.
 CREATE OR REPLACE VIEW v_ingest_log AS
 SELECT
-  topic, k_partition, first, last, records, rows, quarantined, tombstones, tokens, flush, at,
+  topic, k_partition, first, last, records, rows, quarantined, tombstones, tokens, since, flush, at,
   if(reached > 0 AND first > reached, first - reached, 0) AS gap,
   min(first) OVER (
-    PARTITION BY topic, k_partition, island ORDER BY flush ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
+    PARTITION BY topic, k_partition, island ORDER BY since, first, flush
+    ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
   ) AS later_first,
   count() OVER (
-    PARTITION BY topic, k_partition, island ORDER BY flush ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
+    PARTITION BY topic, k_partition, island ORDER BY since, first, flush
+    ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
   ) = 0 OR later_first > first AS counts
 FROM (
   SELECT
@@ -172,10 +176,11 @@ ALTER TABLE v_ingest_log
   COMMENT COLUMN quarantined 'records in dead-letters instead',
   COMMENT COLUMN tombstones 'records without a value',
   COMMENT COLUMN tokens 'insert_deduplication_token of each insert',
+  COMMENT COLUMN since 'when that sink was given the partition, in nanoseconds of its clock',
   COMMENT COLUMN flush 'when the sink wrote it, in nanoseconds of its clock',
   COMMENT COLUMN at 'flush as a time',
   COMMENT COLUMN gap 'offsets before it that no flush has read',
-  COMMENT COLUMN later_first 'where the earliest later reading of the same offsets began',
+  COMMENT COLUMN later_first 'where the earliest later flush of the same offsets began',
   COMMENT COLUMN counts 'false = all of it was read again later';
 
 -- What became of each partition's records. All is well where gaps = 0 and records = rows + quarantined + tombstones;

@@ -69,6 +69,29 @@ def test_a_flush_tried_again_in_the_same_process_counts_once(lab: Lab) -> None:
     assert audit(lab) == (0, 1, 2, 2, 0, 0, 4)
 
 
+LATE = (range(100, 151), range(100, 181), range(100, 191), range(100, 201), range(100, 231), range(140, 151))
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("place", range(3))
+def test_a_flush_of_a_sink_that_has_lost_the_partition_does_not_count_whenever_it_is_written(
+    lab: Lab, late: range, place: int
+) -> None:  # it was stopped in mid-flush while another took over
+    messages = spans(lab, *range(90, 231))
+    flushes = [(1, range(90, 100)), (2, range(100, 181)), (2, range(181, 201)), (2, range(201, 231))]
+    flushes.insert(1 + place, (1, late))
+    for since, read in flushes:
+        lab.sink().write([m for m in messages if m.offset in read], {("spans", 0): read}, {("spans", 0): since})
+    assert audit(lab) == (90, 230, 141, 141, 0, 0, len(late))
+    assert lab.rows("SELECT first, last FROM v_ingest_log WHERE NOT counts") == [(late.start, late.stop - 1)]
+
+
+def test_flushes_of_one_reading_need_no_clock_to_be_put_in_order(lab: Lab) -> None:
+    for since, read in ((2, range(5, 9)), (2, range(5)), (1, range(3, 6))):  # the clock went back between the first two
+        lab.sink().write(spans(lab, *read), {("spans", 0): read}, {("spans", 0): since})
+    assert audit(lab) == (0, 8, 9, 9, 0, 0, 3)
+
+
 @pytest.mark.parametrize("cuts", [(0, 10), (0, 2, 6, 10)])
 def test_offsets_set_back_to_the_beginning_are_read_again_and_count_once(lab: Lab, cuts: tuple[int, ...]) -> None:
     messages = spans(lab, *range(10))

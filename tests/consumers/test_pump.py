@@ -7,10 +7,14 @@ import pytest
 from pump_rig import Script, pump
 
 from spanloop.consumers.pump import PumpPolicy
+from spanloop.infra.clock import NS_PER_S, ManualClock
 from spanloop.infra.kafka import Message, Position
 from spanloop.schemas.errors import DataLost, Unavailable
 
 FAST = PumpPolicy(max_records=3, max_bytes=100, max_wait_s=1.0, retry_s=0.0)
+
+
+T0 = ManualClock().now_ns()
 
 
 def messages(*offsets: int, partition: int = 0, value: bytes = b"v") -> list[Message]:
@@ -20,11 +24,12 @@ def messages(*offsets: int, partition: int = 0, value: bytes = b"v") -> list[Mes
 def run(script: Script, failures: Sequence[Exception] = (), policy: PumpPolicy = FAST) -> list[str]:
     errors = list(failures)
 
-    def process(batch: Sequence[Message], read: Mapping[Position, range]) -> None:
+    def process(batch: Sequence[Message], read: Mapping[Position, range], since: Mapping[Position, int]) -> None:
         if errors:
             raise errors.pop(0)
         script.diary.append("process " + ",".join(str(m.offset) for m in batch))
         script.read.append({partition: offsets for (_, partition), offsets in read.items()})
+        script.since.append({partition: (ns - T0) // NS_PER_S for (_, partition), ns in since.items()})
 
     pump(script, process, policy)
     return script.diary
@@ -130,6 +135,22 @@ def test_a_partition_that_comes_back_is_read_from_what_is_committed_by_then() ->
     s.poll = poll  # pyright: ignore[reportAttributeAccessIssue]  # the group goes on without it
     run(s)
     assert s.read == [{0: range(3)}, {0: range(5, 8)}]
+
+
+def test_since_when_a_partition_is_held_does_not_depend_on_when_a_batch_is_read_or_processed() -> None:
+    s = script([], messages(0, 1, 2), [], messages(3), messages(7, partition=1), [])
+    s.poll_s = 60.0  # as where the member was stopped in mid-poll
+    s.assign_at = {1: [("spans", 0)], 4: [("spans", 1)]}
+    run(s)
+    assert s.since == [{0: 0}, {0: 0, 1: 180}]
+
+
+def test_a_partition_that_comes_back_is_held_since_then() -> None:
+    s = script(messages(0, 1, 2), [], messages(5, 6, 7))
+    s.poll_s = 60.0
+    s.revoke_at, s.assign_at = {2: [("spans", 0)]}, {1: [("spans", 0)], 3: [("spans", 0)]}
+    run(s)
+    assert s.since == [{0: 0}, {0: 120}]
 
 
 def test_a_refused_commit_is_left_to_the_next_owner() -> None:

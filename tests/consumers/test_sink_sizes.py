@@ -14,7 +14,7 @@ from pump_rig import Script, pump
 from sink_rig import Lab
 
 from spanloop.consumers.batches import Read
-from spanloop.consumers.pump import PumpPolicy
+from spanloop.consumers.pump import PumpPolicy, Since
 from spanloop.infra.clickhouse_client import Client, unavailable
 from spanloop.infra.kafka import Message
 from spanloop.infra.landing_targets import MAX_VALUE_BYTES
@@ -146,9 +146,9 @@ def test_a_thousand_records_in_ten_seconds_are_a_dozen_flushes(lab: Lab) -> None
     flushes: list[int] = []
     sink = lab.sink()
 
-    def process(batch: Sequence[Message], read: Read) -> None:
+    def process(batch: Sequence[Message], read: Read, since: Since) -> None:
         flushes.append(len(batch))
-        sink.write(batch, read)
+        sink.write(batch, read, since)
 
     pump(script, process, PumpPolicy())
     assert sum(flushes) == 1000
