@@ -109,7 +109,11 @@ def test_an_event_with_an_id_that_nothing_could_be_written_under_is_set_aside(
     shell: Shell, embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, event: SpanBatch
 ) -> None:
     refused = list[InvalidRecord]()
-    monkeypatch.setattr(Quarantine, "put", lambda _self, _message, error: refused.append(error))  # pyright: ignore[reportUnknownLambdaType]
+
+    def put(_self: Quarantine, _message: Message, error: InvalidRecord) -> None:
+        refused.append(error)
+
+    monkeypatch.setattr(Quarantine, "put", put)
     value = encoder(embedded_settings).encode(event)
     asyncio.run(shell.take([Message("spans", NUMBER, 5, b"ro-1", value)]))
     assert [error.reason for error in refused] == ["unsupported"]
