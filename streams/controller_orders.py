@@ -27,7 +27,8 @@ def why_refused(task: Task) -> str | None:
     """Why a task can be neither run nor obeyed and has no rollout to fail; None if it can. For dead letters."""
     if task.rollout_id.startswith(ORDER_KEY):
         return f"rollout_id {task.rollout_id!r}: ids that begin with {ORDER_KEY!r} are kept for orders that stand"
-    if (wrong := why_long("rollout_id", task.rollout_id) or why_long("run_id", task.run_id)) is not None:
+    named = {"rollout_id": task.rollout_id, "run_id": task.run_id, "group_id": task.group_id}
+    if (wrong := next(filter(None, (why_long(n, v) for n, v in named.items())), None)) is not None:
         return wrong
     if task.action != "limit":
         return None

@@ -22,10 +22,6 @@ def check_ids(record: object) -> None:
     if not isinstance(record, SpanBatch | Reward):
         return
     wrong = why_long("rollout_id", record.rollout_id) or why_long("attempt_id", record.attempt_id)
-    if wrong is None and isinstance(record, SpanBatch) and record.end is not None:
-        context = record.end.context
-        named = {n: getattr(context, n) for n in ("run_id", "group_id", "worker_id", "data_id", "data_source")}
-        wrong = next(filter(None, (why_long(f"context.{n}", v) for n, v in named.items())), None)
     if wrong is not None:
         raise InvalidRecord("unsupported", wrong)
 

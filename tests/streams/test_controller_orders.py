@@ -257,6 +257,7 @@ def test_a_large_run_is_cancelled_over_several_ticks_and_across_a_restart_but_no
         (Task("order/run/run", "run"), "kept for orders"),
         (Task("r" * 1001, "run"), "rollout_id has 1001 characters"),
         (Task("ro-1", "r" * 1001), "run_id has 1001 characters"),
+        (Task("ro-1", "run", group_id="g" * 1001), "group_id has 1001 characters"),
         (orders.limit_run("run", 0), "at least 1"),
         (replace(orders.limit_run("run", 3), rollout_id="ro-1"), "whole run"),
     ],

@@ -98,12 +98,8 @@ LONG = "x" * (ID_MAX + 1)
 
 @pytest.mark.parametrize(
     "event",
-    [
-        batch(span("s1"), rollout=LONG),
-        batch(span("s1"), attempt=LONG),
-        batch(end=end(context=AttemptContext(group_id=LONG))),
-    ],
-    ids=["rollout_id", "attempt_id", "group_id"],
+    [batch(span("s1"), rollout=LONG), batch(span("s1"), attempt=LONG)],
+    ids=["rollout_id", "attempt_id"],
 )
 def test_an_event_with_an_id_that_nothing_could_be_written_under_is_set_aside(
     shell: Shell, embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, event: SpanBatch
@@ -119,3 +115,10 @@ def test_an_event_with_an_id_that_nothing_could_be_written_under_is_set_aside(
     assert [error.reason for error in refused] == ["unsupported"]
     assert shell.core.attempts == {}
     assert shell.positions(NUMBER)["spans"] == 6
+
+
+def test_an_end_whose_context_is_long_ends_its_attempt(shell: Shell, embedded_settings: Settings) -> None:
+    marker = batch(begin=True, end=end(context=AttemptContext(run_id=LONG, group_id=LONG, data_id=LONG)))
+    value = encoder(embedded_settings).encode(marker)
+    asyncio.run(shell.take([Message("spans", NUMBER, 5, b"ro-1", value)]))
+    assert shell.core.counts["emitted"] == 1
