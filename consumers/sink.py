@@ -21,7 +21,7 @@ from typing import TypeVar
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from ..infra import process, telemetry
-from ..infra.clickhouse import connect
+from ..infra.clickhouse import check_prefix, connect
 from ..infra.clickhouse_client import Client, code_of, is_memory, unavailable
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Member, Message
@@ -216,6 +216,7 @@ class SinkService:
             if (client := _reach(lambda: connect(settings, timeout_s=INSERT_TIMEOUT_S), stop)) is None:
                 return
             stack.callback(client.close)
+            _reach(lambda: check_prefix(client, settings.clickhouse_database, settings.prefix), stop)
             if (producer := _reach(lambda: Producer(settings, GROUP), stop)) is None:
                 return
             stack.callback(producer.close)

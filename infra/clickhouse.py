@@ -33,6 +33,7 @@ MIGRATION = re.compile(r"\d{4}_\w+\.sql")
 VIEWS, VIEWS_VERSION = "views.sql", 0
 STATEMENT_END = re.compile(r";[ \t]*\n")
 COMMENT = re.compile(r"^\s*--[^\n]*\n", re.M)
+HOLDS = "holds the topics of prefix "
 VERSIONS = """
 CREATE TABLE IF NOT EXISTS migrations (version UInt32, name String, checksum String, at DateTime DEFAULT now())
 ENGINE = ReplacingMergeTree ORDER BY version
@@ -79,20 +80,37 @@ def _port(url: SplitResult) -> int:
     return url.port or DEFAULT_PORTS[url.scheme]
 
 
-def migrate(client: Client, database: str) -> list[str]:
-    """Brings a database up to date, making it where it is missing; returns what was applied.
+def migrate(client: Client, database: str, prefix: str | None = None) -> list[str]:
+    """Brings a database up to date, making it where it is missing; returns what was applied. For `prefix`, as below.
 
     Every statement can be run again, so that one that was interrupted is simply repeated. Raises Unavailable, and
     ConfigError where a migration that was applied differs from the one at hand, or a statement is refused.
     """
     try:
-        return _migrate(client, database)
+        return _migrate(client, database, prefix)
     except ClickHouseError as error:
         raise refused(error, client.where) from error
 
 
-def _migrate(client: Client, database: str) -> list[str]:
-    client.command(f"CREATE DATABASE IF NOT EXISTS `{database}`", use_database=False)
+def check_prefix(client: Client, database: str, prefix: str) -> None:
+    """A database holds the topics of one prefix: rows are told apart by offsets, which those of another have, too.
+
+    Raises ConfigError where it was made for another one.
+    """
+    asked = "SELECT any(comment) FROM system.databases WHERE name = {d:String}"
+    found = str(client.command(asked, {"d": database}, use_database=False))
+    if found.startswith(HOLDS) and found != HOLDS + prefix:
+        raise ConfigError(
+            f"database {database!r} at {client.where} {found}, and rows of {prefix!r} would replace them; choose "
+            "another one by SPANLOOP_CLICKHOUSE_DATABASE"
+        )
+
+
+def _migrate(client: Client, database: str, prefix: str | None) -> list[str]:
+    comment = "" if prefix is None else f" COMMENT '{HOLDS}{prefix}'"
+    client.command(f"CREATE DATABASE IF NOT EXISTS `{database}`{comment}", use_database=False)
+    if prefix is not None:
+        check_prefix(client, database, prefix)
     client.driver.database = database
     client.command(VERSIONS)
     applied = {row["version"]: row for row in client.rows("SELECT * FROM migrations FINAL")}

@@ -50,7 +50,7 @@ def fix(settings: Settings, facts: Facts) -> list[str]:
     if isinstance(tables, ClickHouseFacts) and tables.missing and not tables.changed:
         from .clickhouse import connect, migrate
 
-        for name in migrate(connect(settings), settings.clickhouse_database):
+        for name in migrate(connect(settings), settings.clickhouse_database, settings.prefix):
             done.append(f"applied {name} to {settings.clickhouse_database!r}")
     return done
 

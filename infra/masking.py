@@ -49,19 +49,29 @@ class Masker:
 
 
 def secrets_of(settings: Settings) -> set[str]:
-    """Every value in the settings that nobody may read in a log."""
+    """Every value in the settings that nobody may read in a log.
+
+    A URL's password that is its user's name is no secret, but perhaps a word of every second line.
+    """
     found = {settings.secret, settings.registry_password}
     found |= {value for name, value in settings.kafka.items() if SECRET_NAME.search(name)}
     for name in URLS:
         password = _password(getattr(settings, name))
         found |= {password, unquote(password), quote(password, safe="")}
-    return found - {""}
+    return found - {""} - {_user(getattr(settings, name)) for name in URLS}
 
 
 def without_password(url: str) -> str:
     """A URL that may be shown."""
     password = _password(url)
     return url.replace(f":{password}@", f":{MASK}@") if password else url
+
+
+def _user(url: str) -> str:
+    try:
+        return urlsplit(url).username or ""
+    except ValueError:
+        return ""
 
 
 def _password(url: str) -> str:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime  # not the builtin one before Python 3.11
+from copy import copy
 from dataclasses import dataclass
 from typing import cast
 
@@ -160,7 +161,7 @@ class Producer:
     def check(self) -> None:
         """Raises its `failure`."""
         if self.failure is not None:
-            raise self.failure
+            raise copy(self.failure)
 
     def queued(self) -> int:
         """Records that are not acknowledged yet."""
@@ -240,7 +241,8 @@ class Producer:
             self._dead.wait(POLL_S)  # the poller hears why
         failure = self._failed(topic, error)
         if fatal and self.failure is None:
-            failure = self.failure = DeliveryFailed(f"{failure}; {DEAD}")
+            self.failure = DeliveryFailed(f"{failure}; {DEAD}")
+            return copy(self.failure)
         return failure
 
     def _failed(self, topic: Topic, error: KafkaError) -> DeliveryFailed:
@@ -249,7 +251,7 @@ class Producer:
             self.failure = not_allowed(self._settings, error, f"producer {self._name}", f"topic {name}")
         elif error.code() not in CONSEQUENCES or self.failure is None:
             return DeliveryFailed(f"topic {topic.name!r} on {self._settings.bootstrap}: {error.str()}")
-        return self.failure
+        return copy(self.failure)  # an error that is raised keeps the frames it passed, and their records
 
     def _settled(self, topic: Topic, on_delivery: OnDelivery | None) -> Callable[[KafkaError | None, Delivered], None]:
         def settled(error: KafkaError | None, message: Delivered) -> None:

@@ -85,14 +85,14 @@ class EmbeddedStack:
         wanted = Settings(profile=profile, prefix=prefix, partitions=partitions, home=home).with_(**PLAIN)
         try:
             self._open.enter_context(owned(home))
-            log_id = cluster_id(home) if kafka else None
+            log_id = _log_id(home, prefix) if kafka else None
             with ThreadPoolExecutor(1) as beside:
                 url = beside.submit(self._clickhouse, home, clickhouse_port, log_id) if clickhouse else None
                 settings = self._kafka(wanted, home) if kafka else self._twins(wanted, registry_port)
                 admin.init(settings)
                 self.settings = settings if url is None else _tables(settings, url)
             if kafka and clickhouse:
-                (home / CLICKHOUSE / LOG_ID).write_text(cluster_id(home) or "")
+                (home / CLICKHOUSE / LOG_ID).write_text(_log_id(home, prefix) or "")
         except BaseException:
             self.close()
             raise
@@ -134,8 +134,14 @@ def _tables(settings: Settings, url: Future[str]) -> Settings:
     from . import clickhouse
 
     settings = settings.with_(clickhouse_url=url.result())
-    clickhouse.migrate(clickhouse.connect(settings), settings.clickhouse_database)
+    clickhouse.migrate(clickhouse.connect(settings), settings.clickhouse_database, settings.prefix)
     return settings
+
+
+def _log_id(home: Path, prefix: str) -> str | None:
+    """Names the log that tables hold; each prefix is one of its own. None before Kafka's first start."""
+    cluster = cluster_id(home)
+    return cluster and f"{cluster}/{prefix}"
 
 
 def choose_tables(path: Path, log_id: str | None) -> None:

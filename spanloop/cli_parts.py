@@ -25,7 +25,7 @@ def init(context: typer.Context) -> None:
     ids = admin.init(settings)
     out.print(f"{len(ids)} topics and subjects are ready under {settings.prefix!r}")
     if settings.clickhouse_url:
-        clickhouse.migrate(clickhouse.connect(settings), settings.clickhouse_database)
+        clickhouse.migrate(clickhouse.connect(settings), settings.clickhouse_database, settings.prefix)
         out.print(f"tables are ready in {settings.clickhouse_database!r}")
     else:
         out.print("no tables: clickhouse_url is not set")

@@ -140,8 +140,12 @@ class ControllerService:
                 log.warning("standing by: %s is with another member", sorted(missing))
             return None
         term = Term(self._settings, self._encode, self._ends, self._clock, self._policy, stop=self._stop)
-        self._begin = settled_offsets(self._settings, GROUP, positions)
-        term.restore(self._again, self._begin)
+        try:
+            self._begin = settled_offsets(self._settings, GROUP, positions)
+            term.restore(self._again, self._begin)
+        except BaseException:
+            term.close()
+            raise
         self._term = term
         return self._begin
 

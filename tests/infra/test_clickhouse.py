@@ -12,7 +12,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 
 from spanloop.infra import clickhouse
 from spanloop.infra.avro_sql import Schema, literal
-from spanloop.infra.clickhouse import connect, migrate, migrations, statements
+from spanloop.infra.clickhouse import check_prefix, connect, migrate, migrations, statements
 from spanloop.infra.clickhouse_client import Client, is_not_now
 from spanloop.infra.landing import Landings, plan
 from spanloop.infra.settings import Settings
@@ -48,6 +48,23 @@ def test_migrations_are_applied_once_and_a_changed_one_is_refused(
     small[0] = ("0001_a.sql", small[0][1].replace("Int32", "Int64"))
     with pytest.raises(ConfigError, match=r"0001_a\.sql .* other content"):
         migrate(client, database)
+
+
+def test_a_database_made_for_one_prefix_is_refused_to_another(client: Client) -> None:
+    database = client.driver.database or ""
+    migrate(client, database, "one")
+    assert migrate(client, database, "one") == []
+    check_prefix(client, database, "one")
+    for refused in (lambda: check_prefix(client, database, "two"), lambda: migrate(client, database, "two")):
+        with pytest.raises(ConfigError, match=f"{database}.* holds the topics of prefix one, .*'two' would replace"):
+            refused()
+
+
+def test_a_database_that_names_no_prefix_is_anybodys(client: Client) -> None:
+    database = client.driver.database or ""
+    check_prefix(client, database, "two")
+    migrate(client, database)
+    migrate(client, database, "two")
 
 
 class NoEntry(BaseHTTPRequestHandler):

@@ -11,7 +11,7 @@ import pytest
 
 from spanloop.infra import logs
 from spanloop.infra.logs import bound
-from spanloop.infra.masking import Masker
+from spanloop.infra.masking import Masker, secrets_of
 from spanloop.infra.settings import Settings
 
 SECRETS = Settings(
@@ -117,6 +117,12 @@ def test_no_secret_of_the_settings_is_ever_written(capsys: pytest.CaptureFixture
     assert "SASL_SSL" in text
     assert "ValueError: refused: ***" in text.replace("\\n", "\n")
     assert "hush-hush" not in logs.masked("hush-hush")
+
+
+def test_a_password_that_is_its_users_name_is_a_word_like_any_other() -> None:
+    settings = Settings(clickhouse_url="http://spanloop:spanloop@ch:8123")
+    assert "run `spanloop init`" in Masker(secrets_of(settings))("run `spanloop init`")
+    assert "spanloop:***@ch" in repr(settings)
 
 
 def test_settings_do_not_show_their_secrets() -> None:

@@ -27,8 +27,9 @@ def test_a_producer_that_has_failed_for_good_says_so_ever_after(
         with pytest.raises(DeliveryFailed):
             producer.send_wait(TASK)
         for again in (partial(producer.send, TASK), producer.check):
-            with pytest.raises(DeliveryFailed, match="start its process anew"):
+            with pytest.raises(DeliveryFailed, match="start its process anew") as raised:
                 again()
+            assert raised.value is not producer.failure  # which would keep the frames of all who were told
 
 
 @pytest.mark.parametrize(
