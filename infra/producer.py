@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 # Kafka adds headers, key and batch overhead to a value; what a broker counts may be a little more than we see.
 OVERHEAD_BYTES = 512
 POLL_S = 0.05
+DEATH_S = 1.0
 FULL_PAUSE_S = 0.005  # a full queue is tried again after this
 LINGER_MS = 5
 # What the records get that a client's death leaves.
@@ -237,8 +238,8 @@ class Producer:
 
     def _refused(self, topic: Topic, error: KafkaError) -> DeliveryFailed:
         fatal = error.fatal() or error.code() == KafkaError._FATAL
-        if fatal:
-            self._dead.wait(POLL_S)  # the poller hears why
+        if fatal and threading.current_thread() is not self._poller:
+            self._dead.wait(DEATH_S)  # the poller hears why
         failure = self._failed(topic, error)
         if fatal and self.failure is None:
             self.failure = DeliveryFailed(f"{failure}; {DEAD}")
