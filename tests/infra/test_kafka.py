@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from spanloop.infra.embedded_broker import KEPT_BYTES, EmbeddedBroker
-from spanloop.infra.kafka import Member, Message, Reader, wait_for_broker
+from spanloop.infra.kafka import Member, Message, Position, Reader, wait_for_broker
 from spanloop.infra.kafka_config import Names, consumer_config, watermarks
 from spanloop.infra.producer import Producer, producer_config
 from spanloop.infra.settings import Settings
@@ -172,6 +172,14 @@ def test_a_poll_waits_for_the_first_record_and_no_longer(embedded_settings: Sett
     assert time.monotonic() - begun < 10
     assert len(reader.poll(2, 0)) <= 2
     reader.close()
+
+
+def test_a_member_that_leaves_takes_nothing_of_what_it_was_about_to_be_given(embedded_settings: Settings) -> None:
+    given: list[list[Position]] = []
+    member = Member(embedded_settings, "test", [TASKS], on_assign=given.append)
+    time.sleep(1.0)  # it joins without being polled; were that late, there would be nothing to take
+    member.close()
+    assert given == []
 
 
 def test_a_missing_topic_is_named_with_what_to_do(broker: EmbeddedBroker) -> None:
