@@ -30,7 +30,7 @@ from spanloop.schemas.records import Attempt, DeadLetter, Reward, SpanBatch, Wor
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import ATTEMPTS, DEAD_LETTERS, SPANS, partition_of
 
-INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED = 22, 31  # of Kafka's protocol
+PRODUCE, TOPIC_AUTHORIZATION_FAILED = 0, 29  # of Kafka's protocol
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 ANSWER = Whole({
     "id": "c", "object": "chat.completion", "created": 1, "model": "policy", "prompt_token_ids": [1],
@@ -207,8 +207,8 @@ def test_a_bad_record_on_a_followed_topic_is_quarantined_and_the_next_is_read(
 def test_a_gateway_that_can_record_nothing_any_more_refuses_the_call_and_ends(
     broker: EmbeddedBroker, embedded_settings: Settings, producer: Producer
 ) -> None:
-    producer.send_wait(Attempt("ro-1", "at-1", "preparing"))  # it has its producer id
-    broker.refuse_next(INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED)
+    producer.send_wait(Attempt("ro-1", "at-1", "preparing"))  # acknowledged before any is refused
+    broker.refuse_next(PRODUCE, TOPIC_AUTHORIZATION_FAILED)
     with ScriptedEngine(ANSWER) as engine:
         service = GatewayService(embedded_settings, port=0, policy=fixed(engine))
         with in_thread(service, DEADLINE_S) as run:
@@ -218,7 +218,7 @@ def test_a_gateway_that_can_record_nothing_any_more_refuses_the_call_and_ends(
             until(lambda: run.raised)
             error = run.raised.pop()
     assert isinstance(error, DeliveryFailed)
-    assert "refuses producer gateway on every topic" in str(error)
+    assert f"refuses producer gateway on topic {embedded_settings.prefix}-spans: " in str(error)
 
 
 class Away:
