@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -30,6 +31,7 @@ SASL_USER = "spanloop"
 CLUSTER_ID = "spanloop-of-this-home0"  # 22 characters of base64, as Kafka wants it
 CLUSTER_HEAP = "384m"
 BIND_TRIES = 50
+PORTS_FROM_TO = 20_000, 32_000
 
 
 def default_dist() -> Path:
@@ -231,18 +233,20 @@ class RealCluster(RealKafka):
 
 
 def free_port(together: int = 1) -> int:
-    """A port of 127.0.0.1 that nothing listens on, as are the `together` - 1 after it. Raises ConfigError."""
+    """A port of 127.0.0.1 that nothing listens on, as are the `together` - 1 after it. Raises ConfigError.
+
+    Below those that outgoing connections are given: one of them would take the port of a node that is stopped.
+    """
+    dice = random.SystemRandom()
     for _ in range(BIND_TRIES):
+        first = dice.randrange(*PORTS_FROM_TO)
         with contextlib.ExitStack() as open_:
-            first = open_.enter_context(socket.socket())
-            first.bind((LOOPBACK, 0))
-            port = int(first.getsockname()[1])
             try:
-                for offset in range(1, together):
-                    open_.enter_context(socket.socket()).bind((LOOPBACK, port + offset))
-            except (OSError, OverflowError):
+                for port in range(first, first + together):
+                    open_.enter_context(socket.socket()).bind((LOOPBACK, port))
+            except OSError:
                 continue
-            return port
+            return first
     raise ConfigError(f"no {together} free neighbouring ports on {LOOPBACK} after {BIND_TRIES} tries")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+from spanloop.infra.real_kafka import free_port
 
 LOOPBACK = "127.0.0.1"
 CHUNK = 65536
@@ -26,8 +27,7 @@ class Forwarder:
         assert parts.hostname is not None
         assert parts.port is not None
         self._target = (parts.hostname, parts.port)
-        with socket.create_server((LOOPBACK, 0)) as probe:
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = parts._replace(netloc=f"{LOOPBACK}:{self.port}").geturl()
         self.inserted = threading.Event()  # an insert was acknowledged and its answer is held
         self._holding = False
