@@ -10,16 +10,15 @@ from pathlib import Path
 
 from ..schemas.errors import ConfigError
 
-LOCK = "stack.lock"
-
 
 @contextmanager
-def owned(home: Path) -> Generator[None]:
-    """Holds `home`, which the kernel gives back however this process ends. Raises ConfigError naming who holds it.
+def owned(home: Path, lock: str) -> Generator[None]:
+    """Holds `home` by a lock on a file of this name. Raises ConfigError naming who holds it.
 
-    The lock's file stays: another process may be about to lock it, and a new file of its name would be a second lock.
+    The kernel gives it back however this process ends. The file stays: another process may be about to lock it, and a
+    new file of its name would be a second lock.
     """
-    with (home / LOCK).open("a+") as file:
+    with (home / lock).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

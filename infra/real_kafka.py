@@ -5,7 +5,6 @@ For CI, for tests of what the embedded broker lacks, and for `spanloop up --kafk
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
@@ -14,12 +13,14 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from ..schemas.errors import ConfigError, Unavailable
 from .kafka_node import LOOPBACK, STOP_TIMEOUT_S, KafkaNode, finish, script, stop_all, stop_with_owner
+from .owner import owned
 
 K = TypeVar("K", bound="RealKafka")
 
@@ -32,6 +33,7 @@ CLUSTER_ID = "spanloop-of-this-home0"  # 22 characters of base64, as Kafka wants
 CLUSTER_HEAP = "384m"
 BIND_TRIES = 50
 PORTS_FROM_TO = 20_000, 32_000
+LOCK = "kafka.lock"
 
 
 def default_dist() -> Path:
@@ -95,14 +97,17 @@ class RealKafka:
         if reason := missing(self._dist):
             raise ConfigError(reason)
         self.home = home.resolve()
-        self._registry, self._owner = self.home / "registry", self.home / "owner.pid"
+        self._registry = self.home / "registry"
         self._tls = self.home / "tls" if sasl or users else None
         self._users = users
         port = port or free_port(together=PORTS * nodes)
         self.replication = nodes
         self._nodes = {n: self._node(n, port, nodes) for n in range(1, nodes + 1)}
         self._folders = [self._registry, *(node.folder for node in self._nodes.values())]
-        self._own()
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._owned = ExitStack()
+        self._owned.enter_context(owned(self.home, LOCK))
+        self._stop_all()  # what a killed owner left running
         self._watch = stop_with_owner(self._folders)
         self.bootstrap = ",".join(f"{LOOPBACK}:{node.port}" for node in self._nodes.values())
         self._registry_port = (registry_port or free_port()) if registry else 0
@@ -128,16 +133,6 @@ class RealKafka:
                 "KAFKA_HEAP": CLUSTER_HEAP,
             }
         return KafkaNode(first + PORTS * (number - 1), self.home / name, self._dist, environment)
-
-    def _own(self) -> None:
-        """What a killed owner left running is ended; what a live one runs is not touched."""
-        if self._owner.is_file() and _lives(int(self._owner.read_text())):
-            raise ConfigError(
-                f"{self._owner.parent} is in use by process {self._owner.read_text()}: choose another home"
-            )
-        self._stop_all()
-        self._owner.parent.mkdir(parents=True, exist_ok=True)
-        self._owner.write_text(str(os.getpid()))
 
     def _start(self) -> None:
         if self._tls is not None:
@@ -208,7 +203,7 @@ class RealKafka:
         """Stops everything; `wipe` removes the data."""
         self._stop_all(*(["--wipe"] if wipe else []))
         self._watch.communicate(timeout=STOP_TIMEOUT_S)  # ends its input; it finds nothing left to stop
-        self._owner.unlink(missing_ok=True)
+        self._owned.close()
 
     def _stop_all(self, *flags: str) -> None:
         for node in self._nodes.values():
@@ -240,7 +235,7 @@ def free_port(together: int = 1) -> int:
     dice = random.SystemRandom()
     for _ in range(BIND_TRIES):
         first = dice.randrange(*PORTS_FROM_TO)
-        with contextlib.ExitStack() as open_:
+        with ExitStack() as open_:
             try:
                 for port in range(first, first + together):
                     open_.enter_context(socket.socket()).bind((LOOPBACK, port))
@@ -258,13 +253,3 @@ def cluster_id(home: Path) -> str | None:
         return None
     found = re.search(r"^cluster\.id=(.+)$", told, re.MULTILINE)
     return found and found[1].strip()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return pid != os.getpid()

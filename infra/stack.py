@@ -53,6 +53,7 @@ PLAIN = {
 }
 # In ClickHouse's folder: the id of the Kafka cluster whose records its tables hold.
 LOG_ID = "log-id"
+LOCK = "stack.lock"
 EMBEDDED_NOTE = (
     "The embedded broker at {bootstrap} keeps 5 MiB a partition and forgets everything when this process ends. It is "
     "for librdkafka, aiokafka and kafkajs clients; Java and franz-go clients (Kafka's own tools, Redpanda Console, "
@@ -84,7 +85,7 @@ class EmbeddedStack:
         profile = "remote" if kafka else "embedded"
         wanted = Settings(profile=profile, prefix=prefix, partitions=partitions, home=home).with_(**PLAIN)
         try:
-            self._open.enter_context(owned(home))
+            self._open.enter_context(owned(home, LOCK))
             log_id = _log_id(home, prefix) if kafka else None
             with ThreadPoolExecutor(1) as beside:
                 url = beside.submit(self._clickhouse, home, clickhouse_port, log_id) if clickhouse else None

@@ -22,8 +22,9 @@ from spanloop.infra.embedded_registry import EmbeddedRegistry
 from spanloop.infra.kafka import METADATA_TIMEOUT_S, Reader
 from spanloop.infra.kafka import admin as kafka_admin
 from spanloop.infra.kafka_node import stop_all
+from spanloop.infra.owner import owned
 from spanloop.infra.producer import Producer
-from spanloop.infra.real_kafka import RealCluster, RealKafka, free_port, missing
+from spanloop.infra.real_kafka import LOCK, RealCluster, RealKafka, free_port, missing
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.records import Task
@@ -63,11 +64,20 @@ def test_without_jars_it_does_not_start(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_folder_in_use_by_a_live_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path, monkeypatch, "17.0.15")
     (tmp_path / "complete").touch()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        (tmp_path / "owner.pid").write_text(str(other.pid))
+    held = "from pathlib import Path; from spanloop.infra.owner import owned\nwith owned(Path('.'), 'kafka.lock'): "
+    command = [sys.executable, "-c", held + "print(flush=True); input()"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
         with pytest.raises(ConfigError, match=f"in use by process {other.pid}"):
             RealKafka(tmp_path, dist=tmp_path)
         other.kill()
+
+
+def test_a_folder_whose_owner_died_is_free_whoever_has_its_process_id_now(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text(str(os.getppid()))
+    with owned(tmp_path, LOCK):
+        assert (tmp_path / LOCK).read_text() == str(os.getpid())
 
 
 def test_a_free_port_has_free_neighbours_where_asked() -> None:

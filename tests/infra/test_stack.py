@@ -15,10 +15,9 @@ import pytest
 
 from spanloop.infra import admin
 from spanloop.infra.clickhouse import connect
-from spanloop.infra.owner import LOCK
 from spanloop.infra.real_kafka import missing
 from spanloop.infra.settings import Settings
-from spanloop.infra.stack import LOG_ID, EmbeddedStack, choose_tables
+from spanloop.infra.stack import LOCK, LOG_ID, EmbeddedStack, choose_tables
 from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.topics import TOPICS
 
