@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -11,12 +11,11 @@ from ..infra.landing_targets import MAX_VALUE_BYTES
 from ..schemas.errors import InvalidRecord
 from ..schemas.serde import HEADER, fingerprint, split
 from .avro_container import Container
+from .pump import Read
 
 # ClickHouse holds a batch several times over while it takes it in; several are on their way at once.
 MAX_INSERT_BYTES = 16 << 20
 Row = tuple[Message, bytes]  # a message and its body
-Read = Mapping[Position, range]
-"""Offsets of each partition that were read, those that held no record among them."""
 Refused = tuple[Message, InvalidRecord]
 WriterOf = Callable[["int | str"], str]
 

@@ -51,6 +51,7 @@ class Source(Protocol):
 OnAssign = Callable[[list[Position]], None]
 OnRevoke = Callable[[list[Position]], None]
 Read = Mapping[Position, range]
+"""Offsets of each partition that were read, those that held no record among them."""
 Since = Mapping[Position, int]
 """Unix time in nanoseconds by partition."""
 Process = Callable[[Sequence[Message], Read, Since], None]

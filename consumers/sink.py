@@ -33,8 +33,8 @@ from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, InvalidRecord, Unavailable
 from ..schemas.serde import Decoder, SchemaLookup
 from ..schemas.topics import TOPICS
-from .batches import Batches, InsertBatch, Portion, Read
-from .pump import OnAssign, OnRevoke, Pump, PumpPolicy, Since
+from .batches import Batches, InsertBatch, Portion
+from .pump import OnAssign, OnRevoke, Pump, PumpPolicy, Read, Since
 from .sink_figures import SinkFigures
 
 log = logging.getLogger(__name__)

@@ -81,7 +81,9 @@ def _port(url: SplitResult) -> int:
 
 
 def migrate(client: Client, database: str, prefix: str | None = None) -> list[str]:
-    """Brings a database up to date, making it where it is missing; returns what was applied. For `prefix`, as below.
+    """Brings a database up to date, making it where it is missing; returns what was applied.
+
+    `prefix`: whose topics it is made for, see `check_prefix`; None = not told.
 
     Every statement can be run again, so that one that was interrupted is simply repeated. Raises Unavailable, and
     ConfigError where a migration that was applied differs from the one at hand, or a statement is refused.
@@ -93,9 +95,9 @@ def migrate(client: Client, database: str, prefix: str | None = None) -> list[st
 
 
 def check_prefix(client: Client, database: str, prefix: str) -> None:
-    """A database holds the topics of one prefix: rows are told apart by offsets, which those of another have, too.
+    """Refuses a database that was made for another prefix. Raises ConfigError.
 
-    Raises ConfigError where it was made for another one.
+    Rows are told apart by their offsets, which those of two prefixes share: the one's would replace the other's.
     """
     asked = "SELECT any(comment) FROM system.databases WHERE name = {d:String}"
     found = str(client.command(asked, {"d": database}, use_database=False))

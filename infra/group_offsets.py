@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ..schemas.errors import Unavailable
-from .kafka_config import METADATA_TIMEOUT_S, REBALANCED, REFUSED, Names, consumer_config, watermarks
+from .kafka_config import METADATA_TIMEOUT_S, REBALANCED, REFUSED, Names, consumer_config, denied, watermarks
 from .message import Position
 from .settings import Settings
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Start = Literal["earliest", "latest"]
-PAUSE_S = 0.2
-MESSAGES = 10  # more than a client has to tell at once
+PAUSE_S = 0.2  # before a coordinator is asked again
+TOLD_MAX = 10  # more than a client has to tell at once
 # A coordinator is being chosen, or reads what it must know.
 PASSING = frozenset(
     {
@@ -55,7 +55,7 @@ def refusal(consumer: Consumer) -> KafkaError | None:
 
     What it asks only times out; why, it is told where records would come.
     """
-    told = (message.error() for message in consumer.consume(MESSAGES, 0))
+    told = (message.error() for message in consumer.consume(TOLD_MAX, 0))
     return next((error for error in told if error is not None and error.code() in REFUSED), None)
 
 
@@ -65,11 +65,11 @@ def committed(consumer: Consumer, parts: list[TopicPartition]) -> list[TopicPart
 
 
 def first_offsets(consumer: Consumer, parts: list[TopicPartition], start: Start) -> list[TopicPartition]:
-    """Where a group begins to read the partitions it has no offset of. Raises KafkaException.
+    """Of partitions as `committed` gives them, where to begin those without an offset. Raises KafkaException.
 
     A group that was away for long has lost its offsets, too, and perhaps records: those before the first one kept.
     """
-    fresh = [tp for tp in committed(consumer, parts) if tp.offset < 0]
+    fresh = [tp for tp in parts if tp.offset < 0]
     for tp in fresh:
         low, high = watermarks(consumer, tp)
         tp.offset = low if start == "earliest" else high
@@ -83,28 +83,37 @@ def first_offsets(consumer: Consumer, parts: list[TopicPartition], start: Start)
     return fresh
 
 
+def ask_group(settings: Settings, group: str, ask: Callable[[Consumer], T], timeout_s: float = METADATA_TIMEOUT_S) -> T:
+    """Asks a group's coordinator without being a member, of pending transactions too.
+
+    Raises Unavailable, and ConfigError where the broker refuses to tell.
+    """
+    consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
+    try:
+        return patiently(lambda: ask(consumer), timeout_s, alone=consumer)
+    except KafkaException as error:
+        reason = cast("KafkaError", error.args[0])
+        away = Unavailable(f"offsets of group {group} on {settings.bootstrap}: {reason.str()}")
+        raise denied(settings, error, group) or away from error
+    finally:
+        consumer.close()
+
+
 def settled_offsets(settings: Settings, group: str, positions: Sequence[Position]) -> dict[Position, int]:
     """Where a group whose transactional producer was fenced reads on; the first offset kept where it has none.
 
     A reader of committed records is told no offset at all while a transaction may still change it, and a broker that
     was restarted in the middle of one may take that to be for ever. After the fence nothing can change it: what was
-    begun before has been committed or aborted. Raises Unavailable.
+    begun before has been committed or aborted. Raises Unavailable, ConfigError.
     """
     names = Names(settings.prefix)
-    consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
 
-    def ask() -> dict[Position, int]:
+    def ask(consumer: Consumer) -> list[TopicPartition]:
         parts = committed(consumer, [TopicPartition(names.full(t), p) for t, p in positions])
-        known = {(names.short(tp.topic), tp.partition): tp.offset for tp in parts if tp.offset >= 0}
-        fresh = first_offsets(consumer, [tp for tp in parts if tp.offset < 0], "earliest")
-        return known | {(names.short(tp.topic), tp.partition): tp.offset for tp in fresh}
+        first_offsets(consumer, parts, "earliest")
+        return parts
 
-    try:
-        return patiently(ask)
-    except KafkaException as error:
-        raise Unavailable(f"group {group}: its offsets cannot be read: {error}") from error
-    finally:
-        consumer.close()
+    return {(names.short(tp.topic), tp.partition): tp.offset for tp in ask_group(settings, group, ask)}
 
 
 def commit_first(consumer: Consumer, fresh: list[TopicPartition]) -> bool:

@@ -246,7 +246,7 @@ class Member(_Client):
     def _first(self, consumer: Consumer, parts: list[TopicPartition]) -> Mapping[Position, int]:
         """Commits first offsets; those that could not be committed, as another rebalance has begun."""
         try:
-            fresh = patiently(lambda: first_offsets(consumer, parts, self._start))
+            fresh = patiently(lambda: first_offsets(consumer, committed(consumer, parts), self._start))
             refused = bool(fresh) and not patiently(lambda: commit_first(consumer, fresh))
         except KafkaException as error:
             raise self._meaning(error, "its offsets cannot be read") from error

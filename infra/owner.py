@@ -18,6 +18,7 @@ def owned(home: Path, lock: str) -> Generator[None]:
     The kernel gives it back however this process ends. The file stays: another process may be about to lock it, and a
     new file of its name would be a second lock.
     """
+    home.mkdir(parents=True, exist_ok=True)
     with (home / lock).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # Kafka adds headers, key and batch overhead to a value; what a broker counts may be a little more than we see.
 OVERHEAD_BYTES = 512
 POLL_S = 0.05
-DEATH_S = 1.0
+DEATH_S = 1.0  # a client that is dead refuses records before it says why
 FULL_PAUSE_S = 0.005  # a full queue is tried again after this
 LINGER_MS = 5
 # What the records get that a client's death leaves.

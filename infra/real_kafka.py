@@ -32,6 +32,7 @@ SASL_USER = "spanloop"
 CLUSTER_ID = "spanloop-of-this-home0"  # 22 characters of base64, as Kafka wants it
 CLUSTER_HEAP = "384m"
 BIND_TRIES = 50
+# Below those that outgoing connections are given (Linux: from 32768): one would take the port of a stopped node.
 PORTS_FROM_TO = 20_000, 32_000
 LOCK = "kafka.lock"
 
@@ -104,7 +105,6 @@ class RealKafka:
         self.replication = nodes
         self._nodes = {n: self._node(n, port, nodes) for n in range(1, nodes + 1)}
         self._folders = [self._registry, *(node.folder for node in self._nodes.values())]
-        self.home.mkdir(parents=True, exist_ok=True)
         self._owned = ExitStack()
         self._owned.enter_context(owned(self.home, LOCK))
         self._stop_all()  # what a killed owner left running
@@ -228,10 +228,7 @@ class RealCluster(RealKafka):
 
 
 def free_port(together: int = 1) -> int:
-    """A port of 127.0.0.1 that nothing listens on, as are the `together` - 1 after it. Raises ConfigError.
-
-    Below those that outgoing connections are given: one of them would take the port of a node that is stopped.
-    """
+    """A port of 127.0.0.1 that nothing listens on, as are the `together` - 1 after it. Raises ConfigError."""
     dice = random.SystemRandom()
     for _ in range(BIND_TRIES):
         first = dice.randrange(*PORTS_FROM_TO)

@@ -42,7 +42,7 @@ ADDRESSES = (
     "home",
 )
 # Settings are of services elsewhere: those of the stack know no users, and one broker holds every replica.
-PLAIN = {
+OWN_SERVICES = {
     "kafka": dict[str, str](),
     "replication": 1,
     "min_isr": 0,
@@ -51,7 +51,7 @@ PLAIN = {
     "registry_ca": "",
     "clickhouse_url": "",
 }
-# In ClickHouse's folder: the id of the Kafka cluster whose records its tables hold.
+# In ClickHouse's folder: the Kafka cluster and the prefix whose records its tables hold.
 LOG_ID = "log-id"
 LOCK = "stack.lock"
 EMBEDDED_NOTE = (
@@ -77,13 +77,12 @@ class EmbeddedStack:
     ) -> None:
         """`home` gets their data; `kafka`: a real broker and registry. Raises ConfigError, Unavailable.
 
-        Of the settings elsewhere (variables, spanloop.toml) those that say how to reach services are not taken.
+        Of the settings elsewhere (variables, spanloop.toml) those that are of services elsewhere are not taken.
         """
         self._open = ExitStack()
         home = home.resolve()
-        home.mkdir(parents=True, exist_ok=True)
         profile = "remote" if kafka else "embedded"
-        wanted = Settings(profile=profile, prefix=prefix, partitions=partitions, home=home).with_(**PLAIN)
+        wanted = Settings(profile=profile, prefix=prefix, partitions=partitions, home=home).with_(**OWN_SERVICES)
         try:
             self._open.enter_context(owned(home, LOCK))
             log_id = _log_id(home, prefix) if kafka else None
@@ -93,7 +92,7 @@ class EmbeddedStack:
                 admin.init(settings)
                 self.settings = settings if url is None else _tables(settings, url)
             if kafka and clickhouse:
-                (home / CLICKHOUSE / LOG_ID).write_text(_log_id(home, prefix) or "")
+                (home / CLICKHOUSE / LOG_ID).write_text(str(_log_id(home, prefix)))
         except BaseException:
             self.close()
             raise

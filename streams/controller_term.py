@@ -28,9 +28,10 @@ from .controller_restore import restore
 
 log = logging.getLogger(__name__)
 
-# The first of a cluster waits until the broker has made the topic in which it keeps them.
+# The first of a cluster waits until the broker has made the topic in which it keeps transactions.
 INIT_TIMEOUT_S = 30.0
-TRANSACTION_TIMEOUT_S = 10.0
+INIT_STUCK_S = 45.0  # over what it allows itself
+CALL_TIMEOUT_S = 10.0
 # For all calls of a transaction together, over what each allows itself: past it the producer is given up and a new one
 # fences it. After the death of a lone broker every second transaction needs that, and nothing is given out meanwhile.
 STUCK_S = 15.0
@@ -70,7 +71,7 @@ class Term:
         self.state = ControllerState(policy=policy)
         self._bounded = Bounded(stop)
         try:
-            self._bounded("init_transactions", self._init, 1.5 * INIT_TIMEOUT_S)
+            self._bounded("init_transactions", self._init, INIT_STUCK_S)
         except SpanloopError:
             self.close()
             raise
@@ -143,10 +144,10 @@ class Term:
                 self._producer.send(record, on_delivery=self._note(record))
             if where:
                 self._call(
-                    lambda: client.send_offsets_to_transaction(where, group, TRANSACTION_TIMEOUT_S),
+                    lambda: client.send_offsets_to_transaction(where, group, CALL_TIMEOUT_S),
                     "send_offsets_to_transaction",
                 )
-            self._call(lambda: client.commit_transaction(TRANSACTION_TIMEOUT_S), "commit_transaction")
+            self._call(lambda: client.commit_transaction(CALL_TIMEOUT_S), "commit_transaction")
         except KafkaException as error:
             self._abort()
             raise self._refusal(error, "produce") from error
@@ -166,11 +167,11 @@ class Term:
 
     def _abort(self) -> None:
         try:
-            self._client.abort_transaction(TRANSACTION_TIMEOUT_S)
+            self._client.abort_transaction(CALL_TIMEOUT_S)
         except KafkaException as error:  # the next term's init_transactions aborts it
             log.warning("abort_transaction: %s", error)
 
-    def _call(self, call: Callable[[], None], name: str, limit_s: float = TRANSACTION_TIMEOUT_S) -> None:
+    def _call(self, call: Callable[[], None], name: str, limit_s: float = CALL_TIMEOUT_S) -> None:
         deadline = time.monotonic() + limit_s
         while True:
             try:

@@ -70,6 +70,7 @@ class LoaderService:
         self._software: dict[str, str] = {}
         self._changed = threading.Event()  # wakes the heartbeat
         self._look_at_s = 0.0
+        self._looked = False
         self.loads = 0
         self.refused = 0
 
@@ -147,7 +148,8 @@ class LoaderService:
 
     def _look(self, engine: EngineClient) -> None:
         """Whether the engine is there, and still has what was loaded: one that was restarted has not."""
-        first, self._look_at_s = self._look_at_s == 0.0, self._clock.steady_s() + BEAT_S
+        first, self._looked = not self._looked, True
+        self._look_at_s = self._clock.steady_s() + BEAT_S
         try:
             version = engine.version()
             if not self._reachable:

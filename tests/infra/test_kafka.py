@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from waiting import until
 
 from spanloop.infra.embedded_broker import KEPT_BYTES, EmbeddedBroker
 from spanloop.infra.kafka import Member, Message, Position, Reader, wait_for_broker
@@ -177,7 +178,8 @@ def test_a_poll_waits_for_the_first_record_and_no_longer(embedded_settings: Sett
 def test_a_member_that_leaves_takes_nothing_of_what_it_was_about_to_be_given(embedded_settings: Settings) -> None:
     given: list[list[Position]] = []
     member = Member(embedded_settings, "test", [TASKS], on_assign=given.append)
-    time.sleep(1.0)  # it joins without being polled; were that late, there would be nothing to take
+    until(lambda: bool(member.raw().memberid()), "it to join, which it does without being polled")
+    time.sleep(0.5)  # the assignment follows
     member.close()
     assert given == []
 
