@@ -4,7 +4,7 @@
 
     python tests/bench/bench_engine.py [MODEL_DIR]      # default: a fresh toy policy
 
-Prints one JSON object. Answers are "<char><eos>" with a warm-started policy; with a fresh one they run to max_tokens=2.
+Answers are "<char><eos>" with a warm-started policy; with a fresh one they run to max_tokens=2.
 """
 
 from __future__ import annotations
@@ -84,9 +84,11 @@ def main() -> None:
         if len(sys.argv) < 2:
             make_policy(folder, 0)
         with EngineProcess(folder) as engine:
-            rates = {n: asyncio.run(completions(engine.url, engine.pid, n)) for n in CONCURRENCY}
-            result = {"completions": rates, "reload_ms": round(reload_ms(engine.url, folder), 2)}
-    sys.stdout.write(json.dumps(result) + "\n")
+            figures = {"reload_ms": round(reload_ms(engine.url, folder), 2)}
+            for n in CONCURRENCY:
+                found = asyncio.run(completions(engine.url, engine.pid, n))
+                figures |= {f"completions_{name}_at_{n}": value for name, value in found.items()}
+    sys.stdout.write(json.dumps({"figures": figures}) + "\n")
 
 
 if __name__ == "__main__":
