@@ -106,6 +106,7 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # parts that start together ask together
 
     def __init__(self, port: int, store: SchemaStore) -> None:
         super().__init__((LOOPBACK, port), _Handler)

@@ -27,7 +27,7 @@ def names() -> list[str]:
 def run(name: str) -> Figures:
     """A bench's figures, its peak memory among them. Raises RuntimeError with its output where it failed."""
     code = (
-        "import resource, runpy, sys, json; "
+        f"import resource, runpy, sys, json; sys.path.insert(0, {str(HERE)!r}); "  # as for any script
         f"runpy.run_path({str(HERE / f'bench_{name}.py')!r}, run_name='__main__'); "
         "peak = max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)); "
         "print('\\n' + json.dumps({'peak': peak}))"

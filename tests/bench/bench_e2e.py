@@ -9,6 +9,8 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from spanloop.infra import admin
@@ -48,30 +50,41 @@ def records(reader: Reader, settings: Settings) -> int:
     return sum(high - low for low, high in map(reader.watermarks, everything))
 
 
-def main() -> dict[str, float]:
+@contextmanager
+def broker() -> Generator[Settings]:
+    """A real Kafka with its topics."""
     with tempfile.TemporaryDirectory() as folder, RealKafka(Path(folder)) as kafka:
         settings = Settings(
             bootstrap=kafka.bootstrap, registry_url=kafka.registry_url, prefix="bench", home=Path(folder)
         )
         admin.init(settings)
-        reader, producer = Reader(settings, "bench"), Producer(settings, "bench")
+        yield settings
+
+
+@contextmanager
+def loop(settings: Settings) -> Generator[Processes]:
+    """Controller, assembler and worker, each a process."""
+    with Processes(settings, settings.home / "logs") as parts:
+        parts.start("controller", ["streams", "--only", "controller"])
+        parts.start("assembler", ["streams", "--only", "assembler"])
+        parts.start("worker", ["worker", AGENT, "--slots", str(SLOTS)])
+        yield parts
+        parts.check()
+
+
+def main() -> dict[str, float]:
+    with broker() as settings, closing(Reader(settings, "bench")) as reader, closing(Producer(settings, "bench")) as to:
         reader.assign_topics([TRAJECTORIES])
-        with Processes(settings, Path(folder) / "logs") as parts:
-            parts.start("controller", ["streams", "--only", "controller"])
-            parts.start("assembler", ["streams", "--only", "assembler"])
-            parts.start("worker", ["worker", AGENT, "--slots", str(SLOTS)])
+        with loop(settings):
             for _ in range(WARM_UP):
-                producer.send_wait(task())
+                to.send_wait(task())
                 wait_for(reader, 1)
             before, start = records(reader, settings), time.monotonic()
             for _ in range(ROLLOUTS):
-                producer.send(task())
+                to.send(task())
             wait_for(reader, ROLLOUTS)
             took = time.monotonic() - start
             written = records(reader, settings) - before
-            parts.check()
-        reader.close()
-        producer.close()
     return {
         "rollouts_per_s": ROLLOUTS / took,
         "spans_per_s": ROLLOUTS * SPANS / took,

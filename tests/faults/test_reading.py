@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
 from faults import reading
 from faults.reading import Ends, arrive, at_rest, committed_of
+from waiting import until
 
 from spanloop.infra.kafka import Position, common_config, consumer_config
 from spanloop.infra.settings import Settings
@@ -92,4 +93,4 @@ def test_what_a_group_has_committed_is_told_while_a_transaction_is_open(kafka_se
         producer.send_offsets_to_transaction([TopicPartition(topic, 0, 9)], member.consumer_group_metadata(), 30.0)
         assert committed_of(kafka_settings, "group", [AT]) == {AT: 5}
         producer.commit_transaction(30.0)
-        assert committed_of(kafka_settings, "group", [AT]) == {AT: 9}
+        until(lambda: committed_of(kafka_settings, "group", [AT]) == {AT: 9}, "what was committed")  # a moment later
