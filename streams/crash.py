@@ -14,7 +14,7 @@ from .first_offsets import has_lost_offsets
 def meaning(settings: Settings, group: str, reason: BaseException) -> SpanloopError | None:
     """DataLost or Unavailable for what aiokafka raises where records, offsets or the broker are gone; else None.
 
-    Also raises Unavailable.
+    Raises Unavailable and ConfigError as `has_lost_offsets` does.
     """
     if isinstance(reason, OffsetOutOfRangeError):
         return lost(settings, f"consumer {group}: {reason}")
