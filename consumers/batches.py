@@ -78,7 +78,6 @@ class Batches:
         """
         self.portions: dict[Position, Portion] = {}
         self._rows: dict[tuple[str, str, bool], list[Row]] = {}
-        ask = _once(writer_of)
         held: dict[Position, list[Message]] = {position: [] for position in read or ()}
         for m in messages:
             held.setdefault((m.topic, m.partition), []).append(m)
@@ -88,7 +87,7 @@ class Batches:
             if not offsets:
                 continue
             self.portions[position] = portion = Portion(*position, offsets, len(found))
-            self._sort(portion, found, ask)
+            self._sort(portion, found, writer_of)
 
     def inserts(self) -> Iterator[InsertBatch]:
         """Batches of bounded size."""
@@ -137,19 +136,3 @@ def _cut(rows: list[Row]) -> Iterator[list[Row]]:
         taken.append(row)
         size += len(row[1])
     yield taken
-
-
-def _once(writer_of: WriterOf) -> WriterOf:
-    """Asks for an unknown id once: each asking waits for a registry that may be about to learn it."""
-    unknown: dict[int | str, InvalidRecord] = {}
-
-    def ask(schema_id: int | str) -> str:
-        if schema_id in unknown:
-            raise unknown[schema_id]
-        try:
-            return writer_of(schema_id)
-        except InvalidRecord as error:
-            unknown[schema_id] = error
-            raise
-
-    return ask
