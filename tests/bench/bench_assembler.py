@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 from confluent_kafka import ConsumerGroupState
+from processor_time import cpu_s
 
 from spanloop.infra import admin
 from spanloop.infra.embedded_broker import EmbeddedBroker
@@ -153,12 +154,6 @@ def live_rate(settings: Settings, spans: int, per_record: int) -> float:
         return spans / (time.perf_counter() - start)
 
 
-def cpu_s(processes: list[subprocess.Popen[bytes]]) -> float:
-    """CPU seconds that running processes have taken so far (Linux)."""
-    ticks = [Path(f"/proc/{p.pid}/stat").read_text("utf-8").rsplit(")", 1)[1].split()[11:13] for p in processes]
-    return sum(int(t) for pair in ticks for t in pair) / os.sysconf("SC_CLK_TCK")
-
-
 def members(settings: Settings) -> int:
     """Members of the assemblers' group once it is stable, else 0."""
     group = f"{settings.prefix}-assembler"
@@ -183,11 +178,11 @@ def scaled(settings: Settings, workers: int, spans: int, per_record: int) -> tup
         out: list[float] = []
         for some in (warm, batches):
             ended = sum(b.end is not None for b in some)
-            before, cpu, start = sum(reader.ends().values()), cpu_s(started), time.perf_counter()
+            before, cpu, start = sum(reader.ends().values()), cpu_s(*(p.pid for p in started)), time.perf_counter()
             for b in some:
                 producer.send(b)
             wait_until(lambda n=before + ended: sum(reader.ends().values()) >= n)
-            out = [spans / (time.perf_counter() - start), spans / max(cpu_s(started) - cpu, 0.01)]
+            out = [spans / (time.perf_counter() - start), spans / max(cpu_s(*(p.pid for p in started)) - cpu, 0.01)]
         return out[0], out[1]
     finally:
         for process in started:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from processor_time import cpu_s
 
 from spanloop.infra.engine_process import EngineProcess
 from spanloop.trainer.tiny import make_policy
@@ -33,12 +33,6 @@ BODY: dict[str, Any] = {
     "logprobs": True,
     "return_token_ids": True,
 }
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time a process has used; field 2 of its stat line may hold spaces, so count after it."""
-    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def completions(url: str, pid: int, concurrent: int) -> dict[str, float]:

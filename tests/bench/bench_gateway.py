@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import cast
 
 import aiohttp
+from processor_time import cpu_s
 
 from spanloop.infra import admin
 from spanloop.infra.embedded_broker import EmbeddedBroker
@@ -139,11 +140,6 @@ async def measure(direct: str, through: str, pid: int) -> Figures:
             out[f"{name}_calls_per_s"] = CALLS / (time.perf_counter() - began)
             out[f"{name}_calls_per_cpu_s"] = CALLS / (cpu_s(pid) - cpu)
     return out
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

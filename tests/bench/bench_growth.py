@@ -6,29 +6,18 @@ The processor time is that of controller, assembler and worker together, so it h
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import closing
-from pathlib import Path
 
 from bench_e2e import broker, loop, task, wait_for
+from processor_time import cpu_s
 
 from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
 from spanloop.schemas.topics import TRAJECTORIES
 
 ROLLOUTS, PORTIONS = 100_000, 10
-
-
-def cpu_s(pids: Iterable[int]) -> float:
-    """Processor time that processes have used; field 2 of a stat line may hold spaces, so count after it."""
-    total = 0.0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
 
 
 def portion(to: Producer, reader: Reader, count: int) -> None:
@@ -47,12 +36,12 @@ def main() -> dict[str, float]:
                 portion(to, reader, 1)
                 figures[f"start_{start}_s"] = time.monotonic() - began
                 for i in range(PORTIONS if start == "empty" else 0):
-                    began, used = time.monotonic(), cpu_s(parts.pids().values())
+                    began, used = time.monotonic(), cpu_s(*parts.pids().values())
                     portion(to, reader, ROLLOUTS // PORTIONS)
                     if i in (0, PORTIONS - 1):
                         name = "last" if i else "first"
                         figures[f"{name}_tenth_rollouts_per_s"] = ROLLOUTS / PORTIONS / (time.monotonic() - began)
-                        cpu = cpu_s(parts.pids().values()) - used
+                        cpu = cpu_s(*parts.pids().values()) - used
                         figures[f"{name}_tenth_cpu_ms_per_rollout"] = 1000 * cpu / (ROLLOUTS / PORTIONS)
     return figures
 
