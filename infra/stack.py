@@ -1,6 +1,7 @@
 """Everything spanloop needs, on this machine: broker and registry in this process, ClickHouse as a child of it.
 
-python -m spanloop.infra.stack --home runs/up            writes one line of JSON with SPANLOOP_… when all is ready
+python -m spanloop.infra.stack --home runs/up            writes one line of JSON with SPANLOOP_… when all is ready, and
+                                                         runs/up/env.sh, which sets them in a shell
 python -m spanloop.infra.stack --home runs/up --kafka    a real Kafka and registry instead of the twins
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 import time
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -54,6 +57,7 @@ OWN_SERVICES = {
 # In ClickHouse's folder: the Kafka cluster and the prefix whose records its tables hold.
 LOG_ID = "log-id"
 LOCK = "stack.lock"
+FOR_SHELLS = "env.sh"
 EMBEDDED_NOTE = (
     "The embedded broker at {bootstrap} keeps 5 MiB a partition and forgets everything when this process ends. It is "
     "for librdkafka, aiokafka and kafkajs clients; Java and franz-go clients (Kafka's own tools, Redpanda Console, "
@@ -164,17 +168,28 @@ def _holds(path: Path, log_id: str | None) -> bool:
 
 
 def serve(home: Path, *, kafka: bool = False, prefix: str = "spanloop", partitions: int = 4) -> None:
-    """Runs a stack until SIGTERM or SIGINT; writes its addresses as one line of JSON once all is ready."""
+    """Runs a stack until SIGTERM or SIGINT; once all is ready writes its addresses, as a JSON line and for shells."""
     stop = stop_on_signal(second_kills=False)
     with EmbeddedStack(home, prefix=prefix, partitions=partitions, kafka=kafka) as stack:
         environment = stack.settings.environment()
         if not kafka:
             sys.stderr.write(EMBEDDED_NOTE.format(bootstrap=stack.settings.bootstrap) + "\n")
         addresses = {key: environment[key] for key in (f"{PREFIX}{name.upper()}" for name in ADDRESSES)}
-        sys.stdout.write(json.dumps(addresses) + "\n")
-        sys.stdout.flush()
-        while not stop.wait(POLL_S):  # a bare wait() would hold signals back on some platforms
-            pass
+        with _for_shells(stack.settings.home / FOR_SHELLS, addresses) as file:
+            sys.stderr.write(f"In other terminals: . {shlex.quote(str(file))}\n")
+            sys.stdout.write(json.dumps(addresses) + "\n")
+            sys.stdout.flush()
+            while not stop.wait(POLL_S):  # a bare wait() would hold signals back on some platforms
+                pass
+
+
+@contextmanager
+def _for_shells(file: Path, variables: Mapping[str, str]) -> Generator[Path]:
+    file.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()), "utf-8")
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -162,10 +162,14 @@ def prompt_rollout(function: Callable[..., object] | None = None, /) -> Any:
 
 
 def resolve(spec: str) -> Agent:
-    """The agent that "package.module:name" or "path/to/file.py:name" names. Raises ConfigError saying what is wrong."""
+    """The agent that "package.module:name" or "path/to/file.py:name" names. Raises ConfigError saying what is wrong.
+
+    Modules in the current folder are found, and beside a file those in its own.
+    """
     module_name, _, attribute = spec.rpartition(":")
     if not module_name or not attribute:
         raise ConfigError(f"agent {spec!r} must look like package.module:name or path/to/file.py:name")
+    _look_in(Path())
     try:
         module = _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
         found = functools.reduce(getattr, attribute.split("."), cast("object", module))
@@ -193,10 +197,17 @@ def spec_of(agent: Agent) -> str:
     return f"{module.__name__ if by_name else file}:{name}"
 
 
+def _look_in(folder: Path) -> None:
+    """Lets modules of a folder be imported; a console script finds not even those of the folder it is called in."""
+    if (name := str(folder.resolve())) not in sys.path:
+        sys.path.append(name)
+
+
 def _from_file(path: Path) -> object:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"no file {path}")
+    _look_in(path.parent)  # for what lies beside it, as `python path` does
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)

@@ -30,7 +30,10 @@ def verify(secret: str, key: str) -> tuple[str, str]:
     """(rollout_id, attempt_id) of a key. Raises InvalidKey."""
     payload_text, dot, signature_text = key.removeprefix(PREFIX).partition(".")
     if not key.startswith(PREFIX) or not dot:
-        raise InvalidKey(f"expected a key {PREFIX}<attempt>.<signature>, as spanloop gives it to the agent")
+        raise InvalidKey(
+            f"expected a key {PREFIX}<attempt>.<signature>, as spanloop gives it to the agent where the setting "
+            "`secret` (SPANLOOP_SECRET) is set for workers and gateways alike"
+        )
     payload, signature = _bytes(payload_text), _bytes(signature_text)
     if not secret or not hmac.compare_digest(signature, _sign(secret, payload)):
         raise InvalidKey("the key was signed with another secret; SPANLOOP_SECRET must be equal everywhere")

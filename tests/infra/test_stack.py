@@ -17,7 +17,7 @@ from spanloop.infra import admin
 from spanloop.infra.clickhouse import connect
 from spanloop.infra.real_kafka import missing
 from spanloop.infra.settings import Settings
-from spanloop.infra.stack import LOCK, LOG_ID, EmbeddedStack, choose_tables
+from spanloop.infra.stack import FOR_SHELLS, LOCK, LOG_ID, EmbeddedStack, choose_tables
 from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.topics import TOPICS
 
@@ -70,8 +70,20 @@ def test_it_writes_addresses_that_other_processes_use_and_ends_in_order(running:
     settings = running.settings()
     assert (settings.profile, settings.prefix, settings.partitions) == ("embedded", "p", 4)
     check_topics_and_tables(settings)
+    asked = [sys.executable, "-c", "from spanloop.infra.settings import Settings; print(Settings().environment())"]
+    file = settings.home / FOR_SHELLS
+    shell = subprocess.run(
+        ["sh", "-c", f'. "{file}" && exec "$@"', "sh", *asked],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=_without_settings(),
+    )
+    assert shell.stdout.strip() == str(settings.environment())
     status, told = running.stop(signal.SIGTERM)
     assert status == 0
+    assert not file.exists()
+    assert f"In other terminals: . {file}" in told
     assert "was killed" not in told
     for part in (settings.bootstrap, "Java and franz-go clients", "cannot talk to it", "--kafka", "Redpanda"):
         assert part in told

@@ -90,6 +90,21 @@ def test_a_spec_names_a_module_or_a_file(tmp_path: Path, monkeypatch: pytest.Mon
             resolve(wrong)
 
 
+def test_modules_of_the_current_folder_and_beside_a_file_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    (here / "agent_from_here.py").write_text("def one(task): return 1.0\n")
+    (there / "beside_it.py").write_text("REWARD = 2.0\n")
+    (there / "agent_from_there.py").write_text("import beside_it\ndef two(task): return beside_it.REWARD\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # as a console script has it
+    assert resolve("agent_from_here:one").run(JOB) == 1.0
+    assert resolve("../there/agent_from_there.py:two").run(JOB) == 2.0
+
+
 def test_importing_rollout_loads_neither_a_broker_client_nor_a_tracer() -> None:
     code = (
         "from spanloop import rollout; import sys; "
