@@ -66,8 +66,9 @@ class Plan:
         """Why nothing can be trained on; None = something can."""
         if self.rows:
             return None
-        reasons = Counter(d.reason or "used" for d in self.decisions) + self.dropped
-        return ", ".join(f"{reason}: {n}" for reason, n in sorted(reasons.items())) or "no members"
+        counts = {"groups": Counter(d.reason or "used" for d in self.decisions), "rows or rollouts": self.dropped}
+        told = [f"{n} {of} {reason}" for of, found in counts.items() for reason, n in sorted(found.items())]
+        return ", ".join(told) or "no members"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def test_eight_rollouts_without_rows_leave_nothing_to_train_on(config: TrainerCo
     members = [replace(make_trajectory(float(i), sample=i), rows=[], calls=[]) for i in range(8)]  # case TN-2
     found = planned(config, [members])
     assert found.rows == ()
-    assert found.cause == "no_llm_calls: 8, no_trainable_tokens: 1"
+    assert found.cause == "1 groups no_trainable_tokens, 8 rows or rollouts no_llm_calls"
     assert {m.reason for m in found.decisions[0].members} == {"no_llm_calls"}
     assert len(found.batch.members) == 8
     assert [(d.outcome, d.reason) for d in found.decisions] == [("dropped", "no_trainable_tokens")]

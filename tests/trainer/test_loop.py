@@ -54,7 +54,7 @@ def test_a_batch_with_nothing_to_train_on_is_skipped_decided_and_not_published(
         log.trajectories[0] += [make_trajectory(float(i), group=f"g{g}", sample=i, size=2) for i in range(2)]
     run = Run(replace(config, total_steps=2), log)
     run.start()
-    assert [r.skipped for r in run.reports] == ["zero_spread: 6", None]  # two groups of two rollouts, and themselves
+    assert [r.skipped for r in run.reports] == ["2 groups zero_spread, 4 rows or rollouts zero_spread", None]
     assert [r.groups_used for r in run.reports] == [0, 2]
     assert run.reports[0].groups_dropped == {"zero_spread": 2}
     assert chain_of(run.resources) == [(1, None), (2, 1)]
@@ -67,7 +67,7 @@ def test_eight_rollouts_without_any_row_are_skipped_with_the_cause_and_never_rea
     empty = [replace(make_trajectory(float(i), sample=i, size=8), rows=[], calls=[]) for i in range(8)]  # case TN-2
     run = Run(replace(config, total_steps=1, groups_per_batch=1), MemoryLog([empty]))
     first = np.array(ToyTrainer().values)
-    cause = "no_llm_calls: 8, no_trainable_tokens: 1"
+    cause = "1 groups no_trainable_tokens, 8 rows or rollouts no_llm_calls"
     loop = run.start()
     assert [(r.members, r.rows, r.skipped, r.loss) for r in run.reports] == [(8, 0, cause, None)]
     assert f"nothing in it can be trained on ({cause})" in caplog.text
