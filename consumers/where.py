@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ..schemas.errors import ConfigError
+from ..schemas.messages import UNREADABLE
 
 Test = Callable[[Mapping[str, object]], bool]
 TOKEN = re.compile(
@@ -228,7 +229,7 @@ def _into(value: object, path: list[str]) -> Iterator[object]:
 def _parsed(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:  # text that only begins like JSON has no fields
+    except UNREADABLE:  # text that only begins like JSON has no fields
         return None
 
 

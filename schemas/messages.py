@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 PREFIX = "gen_ai.prompt."
+POSITION_DIGITS = 9  # of a longer number int() may refuse the digits, and no conversation is so long
+# What json.loads raises: the text is no JSON, or holds an integer of too many digits, or is nested too deeply.
+UNREADABLE = (ValueError, RecursionError)
 Entry = Mapping[str, Any]
 
 
@@ -44,7 +47,7 @@ def of_request(request: str) -> Conversation:
     """The messages of a request's JSON; of anything else an empty conversation that says so."""
     try:
         body = json.loads(request)
-    except ValueError:
+    except UNREADABLE:
         return Conversation([], ["the request is no JSON"])
     found = cast("object", body.get("messages")) if isinstance(body, dict) else None  # pyright: ignore[reportUnknownMemberType]
     return conversation(cast("list[object]", found) if isinstance(found, list) else [])
@@ -56,7 +59,7 @@ def answers(response: str | None) -> Sequence[Entry]:
         body = json.loads(response or "{}")
         choices = cast("list[Entry]", body["choices"])
         return [{"role": "assistant", **choice["message"]} for choice in choices]
-    except (ValueError, LookupError, TypeError):  # an error's body, or another API's
+    except (*UNREADABLE, LookupError, TypeError):  # an error's body, or another API's
         return []
 
 
@@ -65,9 +68,13 @@ def entries(attributes: Mapping[str, object]) -> list[Entry]:
     found: dict[int, dict[str, object]] = {}
     for name, value in attributes.items():
         position, _, field = name.removeprefix(PREFIX).partition(".")
-        if name.startswith(PREFIX) and position.isdigit() and field:
+        if name.startswith(PREFIX) and field and _is_position(position):
             found.setdefault(int(position), {})[field] = value
     return [found[position] for position in sorted(found)]
+
+
+def _is_position(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= POSITION_DIGITS
 
 
 def _role(entry: Entry) -> str | None:

@@ -8,15 +8,17 @@ gateway has recorded already.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from . import semconv
-from .messages import entries
-from .packed import pack_ids, pack_logprobs
+from .messages import UNREADABLE, entries
+from .packed import pack_ids, pack_logprobs, unpack_logprobs
 from .spans import ModelCall, VersionRun
 
 DEFAULT_POLICY = "policy"
+MAX_LONG = (1 << 63) - 1  # of a policy version
 
 
 def call_of(attributes: Mapping[str, object] | None) -> ModelCall | None:
@@ -27,19 +29,24 @@ def call_of(attributes: Mapping[str, object] | None) -> ModelCall | None:
     complete = prompt is not None and response is not None
     model = _text(attributes.get(semconv.GEN_AI_REQUEST_MODEL)) or ""
     policy = _text(attributes.get(semconv.POLICY)) or ((model or DEFAULT_POLICY) if complete else None)
-    version = attributes.get(semconv.POLICY_VERSION)
     logprobs = _logprobs(attributes, len(response or ()))
     return ModelCall(
         request=_text(attributes.get(semconv.GEN_AI_PROMPT)) or _messages(attributes),
         response=_text(attributes.get(semconv.GEN_AI_COMPLETION)),
         prompt_ids=None if prompt is None else pack_ids(prompt),
         response_ids=None if response is None else pack_ids(response),
-        logprobs=None if logprobs is None else pack_logprobs(logprobs),
+        logprobs=logprobs,
         policy=policy,
-        policy_versions=[VersionRun(version, 0, len(response or ()))] if isinstance(version, int) else [],
+        policy_versions=_versions(attributes.get(semconv.POLICY_VERSION), len(response or ())),
         model=model,
         flags=[] if complete else ["no_token_ids"],
+        nonfinite_logprobs=0 if logprobs is None else sum(not math.isfinite(x) for x in unpack_logprobs(logprobs)),
     )
+
+
+def _versions(version: object, length: int) -> list[VersionRun]:
+    known = type(version) is int and 0 <= version <= MAX_LONG
+    return [VersionRun(cast("int", version), 0, length)] if known else []
 
 
 def _messages(attributes: Mapping[str, object]) -> str:
@@ -55,12 +62,16 @@ def _ids(attributes: Mapping[str, object], names: Iterable[str]) -> list[int] | 
     return None
 
 
-def _logprobs(attributes: Mapping[str, object], length: int) -> list[float | None] | None:
+def _logprobs(attributes: Mapping[str, object], length: int) -> bytes | None:
     for name in semconv.RESPONSE_LOGPROBS:
         found = _sequence(attributes.get(name))
-        if found is not None and len(found) == length and all(isinstance(x, (int, float, type(None))) for x in found):
-            return cast("list[float | None]", list(found))
+        if found is not None and len(found) == length and all(_is_logprob(x) for x in found):
+            return pack_logprobs(cast("Sequence[float | None]", found))
     return None
+
+
+def _is_logprob(x: object) -> bool:
+    return x is None or isinstance(x, float) or (type(x) is int and abs(x) <= MAX_LONG)
 
 
 def _sequence(value: object) -> Sequence[object] | None:
@@ -68,13 +79,13 @@ def _sequence(value: object) -> Sequence[object] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except UNREADABLE:
             return None
     if not isinstance(value, (list, tuple)):
         return None
     found = cast("Sequence[object]", value)
     inner = found[0] if len(found) == 1 else None
-    return _sequence(cast("object", inner)) if isinstance(inner, (list, tuple)) else found
+    return cast("Sequence[object]", inner) if isinstance(inner, (list, tuple)) else found
 
 
 def _text(value: object) -> str | None:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, cast
 
 from msgspec.msgpack import Encoder
 
+from ..schemas.messages import UNREADABLE
 from ..schemas.records import AttemptEnd, ModelCall, Reward, Span
 from ..schemas.semconv import AGENT_NAMES, GEN_AI_OPERATION, OI_KIND
 
 DIGEST_BYTES = 16
 # What a node costs besides its token ids, roughly: the object, its strings, its entry in three dicts.
 NODE_BYTES = 1_200
-AGENT_OPERATIONS = {"invoke_agent", "create_agent"}
+AGENT_OPERATIONS = ("invoke_agent", "create_agent")
 MARKERS = (*AGENT_NAMES, GEN_AI_OPERATION, OI_KIND)
 
 
@@ -119,14 +120,14 @@ def agent_name(span: Span) -> str | None:
         return None
     try:
         attributes = json.loads(text)
-    except ValueError:  # attributes that are no JSON name no agent; the span itself is kept
+    except UNREADABLE:  # such attributes name no agent; the span itself is kept
         return None
     if not isinstance(attributes, dict):
         return None
     found = cast("dict[str, Any]", attributes)
     for name in AGENT_NAMES:
         if isinstance(value := found.get(name), str) and value:
-            return value
+            return value.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair, a record cannot
     is_agent = found.get(GEN_AI_OPERATION) in AGENT_OPERATIONS or found.get(OI_KIND) == "AGENT"
     return span.name if is_agent else None
 

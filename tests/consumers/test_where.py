@@ -111,6 +111,11 @@ def test_an_error_names_its_position(expression: str, position: int, why: str) -
     assert mark == "  " + " " * (position - 1) + "^"
 
 
+def test_text_that_cannot_be_read_as_json_has_no_fields() -> None:
+    holds = where("attributes.k == 'x'")
+    assert not any(holds({"record": {"attributes": '{"k":' + text}}) for text in ("", "[" * 100_000, "9" * 5000 + "}"))
+
+
 @given(st.text(alphabet="abno rdt.[]()'\"@=<>!~ 019-", max_size=30))
 def test_any_text_is_either_an_expression_or_a_clear_error(text: str) -> None:
     refused, held = "", None

@@ -49,6 +49,20 @@ def test_a_request_without_messages_is_an_empty_conversation() -> None:
     assert of_request("{").warnings == ["the request is no JSON"]
 
 
+DEEP = "[" * 100_000
+MANY_DIGITS = "1" * 5000
+
+
+def test_no_text_can_stop_its_reader() -> None:
+    for value in (DEEP, MANY_DIGITS, f'{{"messages": {MANY_DIGITS}}}'):
+        assert of_request(value).warnings == ["the request is no JSON"]
+        assert answers(value) == []
+    for depth in range(800, 1000):  # about as deep as can be read at all
+        of_request(f'{{"messages": [{"[" * depth}{"]" * depth}]}}')
+    for position in ("\u00b2", "\u0663", MANY_DIGITS):
+        assert entries({f"gen_ai.prompt.{position}.content": "q"}) == []
+
+
 def test_answers_are_the_messages_of_all_choices() -> None:
     body = {"choices": [{"message": {"content": "a"}}, {"message": {"role": "assistant", "content": None}}]}
     assert [message["content"] for message in answers(json.dumps(body))] == ["a", None]

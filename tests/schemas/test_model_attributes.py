@@ -1,4 +1,5 @@
 import json
+import math
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from spanloop.schemas.messages import of_request
 from spanloop.schemas.model_attributes import call_of
-from spanloop.schemas.packed import pack_ids, unpack_ids
+from spanloop.schemas.packed import pack_ids, unpack_ids, unpack_logprobs
+from spanloop.schemas.records import VersionRun
+from spanloop.schemas.semconv import POLICY_VERSION
 
 
 def nested(ids: list[int]) -> list[list[int]]:
@@ -62,8 +65,48 @@ def test_ids_are_read_in_every_form_that_libraries_give_them(ids: list[int], for
     assert call.prompt_ids == pack_ids(ids)
 
 
-@pytest.mark.parametrize("wrong", ["none", [1.5], [True], ["1"], [1 << 31], {"a": 1}, None, "[1, [2]]"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "none",
+        [1.5],
+        [True],
+        ["1"],
+        [1 << 31],
+        {"a": 1},
+        None,
+        "[1, [2]]",
+        "[" * 100_000,
+        "[" * 900 + "]" * 900,
+        "9" * 5000,
+    ],
+)
 def test_what_are_no_ids_counts_as_not_reported(wrong: object) -> None:
     call = call_of({"prompt_ids": wrong, "response_ids": [3]})
     assert call is not None
     assert (call.prompt_ids, call.policy, call.flags) == (None, None, ["no_token_ids"])
+
+
+def test_log_probs_that_are_no_finite_numbers_are_counted() -> None:
+    given = [-0.5, None, math.nan, -math.inf, 1e300]
+    call = call_of({"prompt_ids": [1], "response_ids": [1, 2, 3, 4, 5], "logprobs": given})
+    assert call is not None
+    assert (unpack_logprobs(call.logprobs or b"")[0], call.nonfinite_logprobs) == (-0.5, 4)
+    found = assembled({"prompt_ids": [1], "response_ids": [2], "logprobs": [math.nan]}).last()
+    assert "nonfinite_logprobs" in found.flags
+
+
+@pytest.mark.parametrize("wrong", [[True], [10**400], ["-0.5"], [-0.5, -0.5]])
+def test_what_are_no_log_probs_counts_as_not_reported(wrong: object) -> None:
+    call = call_of({"prompt_ids": [1], "response_ids": [2], "logprobs": wrong})
+    assert call is not None
+    assert call.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("version", "runs"), [(7, [VersionRun(7, 0, 1)]), (True, []), (2**70, []), (-1, []), ("7", [])]
+)
+def test_what_is_no_policy_version_is_none(version: object, runs: list[VersionRun]) -> None:
+    call = call_of({"prompt_ids": [1], "response_ids": [2], POLICY_VERSION: version})
+    assert call is not None
+    assert call.policy_versions == runs

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
-from events import llm, span, span_id
+import pytest
+from events import Bench, batch, end, llm, span, span_id
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spanloop.schemas.records import Span
 from spanloop.schemas.semconv import AGENT, GEN_AI_AGENT, GEN_AI_OPERATION, OI_AGENT, OI_KIND
-from spanloop.streams.nodes import SpanNode, agent_name, span_node
+from spanloop.streams.nodes import MARKERS, SpanNode, agent_name, span_node
 from spanloop.streams.order import Tree, call_order
 
 
@@ -70,6 +72,24 @@ def test_agents_are_named_by_any_convention() -> None:
     assert agent_name(span("s", label="planner", attrs={OI_KIND: "AGENT"})) == "planner"
     assert agent_name(span("s", label="planner", attrs={OI_KIND: "LLM", "k": AGENT})) is None
     assert agent_name(span("s", label="planner")) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['["chat"]', '{"a": ["chat"]}', "null", "1e999", "NaN", "1" * 5000, "[" * 100_000, "[" * 1000 + "]" * 1000, '"'],
+)
+def test_no_attributes_can_stop_the_assembler_and_the_span_is_kept(value: str) -> None:
+    for marker in MARKERS:
+        odd = replace(span("s0"), attributes=f'{{"{marker}": {value}}}')
+        assert agent_name(odd) is None
+        bench = Bench()
+        bench.give(batch(odd, llm("s1", [1], [2], parent="s0"), begin=True, end=end()))
+        assert (bench.last().span_count, len(bench.last().rows)) == (2, 1)
+
+
+def test_an_agents_name_can_be_written_into_a_record() -> None:
+    name = agent_name(replace(span("s0"), attributes='{"spanloop.agent": "\\ud800b"}'))
+    assert name == "?b"
 
 
 def test_a_path_names_each_agent_once_from_the_root_down() -> None:
