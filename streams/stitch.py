@@ -162,10 +162,10 @@ def resolve_prompts(
     """
     whole: dict[str, bytes | None] = {s: p for s, (p, _) in prompts.items() if s not in bases}
     for span_id in bases:
-        chain: list[str] = []
+        chain: dict[str, None] = {}
         at = span_id
         while at not in whole and at not in chain and at in bases and at in prompts:
-            chain.append(at)
+            chain[at] = None
             at = bases[at][0]
         for link in reversed(chain):
             whole[link] = _joined(link, prompts, bases, whole)
@@ -184,4 +184,4 @@ def _joined(
         return None
     earlier = head + (prompts[base][1] or b"")
     size = length * TOKEN_BYTES
-    return earlier[:size] + tail if len(earlier) >= size else None
+    return earlier[:size] + tail if 0 <= size <= len(earlier) else None

@@ -137,6 +137,15 @@ def test_prompts_that_rest_on_each_other_are_not_known() -> None:
     assert resolve_prompts(prompts, {"a": ("b", 1), "b": ("a", 1)}) == {"a": None, "b": None}
 
 
+@given(st.integers(-(1 << 62), -1) | st.integers(4, 1 << 62))
+def test_a_prompt_that_rests_on_more_or_less_than_there_is_is_not_known(length: int) -> None:
+    prompts: dict[str, tuple[bytes | None, bytes | None]] = {
+        "a": (pack_ids([1, 2]), pack_ids([3])),
+        "b": (pack_ids([4]), None),
+    }
+    assert resolve_prompts(prompts, {"b": ("a", length)})["b"] is None
+
+
 def conversation(turns: int, per_turn: int, start: int = 0) -> list[Drawn]:
     """A conversation whose prompts grow by `per_turn` tokens a turn, half of them drawn."""
     half, history, out = per_turn // 2, list[int](), list[Drawn]()
