@@ -16,6 +16,7 @@ KIND = "spanloop.kind"  # message, object, annotation, exception, operation
 BODY = "spanloop.body"
 INPUT = "spanloop.input"  # what an operation was called with
 OUTPUT = "spanloop.output"  # what it returned
+UNPARSED = "spanloop.unparsed"  # all attributes of a span, as text, where they are no JSON object
 LOSSY = ".lossy"  # suffix: the value was not valid UTF-8
 TRUNCATED = ".truncated"  # suffix: the value was cut
 LENGTH = ".length"  # suffix: its length before it was cut, in bytes
@@ -69,7 +70,8 @@ FLAGS: dict[str, str] = {
     "undelivered": "a call whose answer the agent never got in whole",
     "client_retry": "a call that the agent sent again",
     "unused_choice": "a call of n > 1 choices",
-    "sampling_untrainable": "a call whose sampling cannot be trained on",
+    "sampling_untrainable": "a call whose sampling cannot be trained on, or under a grammar or a forced tool choice",
+    "multimodal": "a call with images or audio in its prompt, of which ids do not tell",
     "mixed_version": "a call under more than one policy version, their borders unknown",
     "nonfinite_logprobs": "a call with NaN, infinite or missing log-probs",
     "foreign_model": "a call to a model that is no policy",
@@ -78,7 +80,7 @@ FLAGS: dict[str, str] = {
     "reward_placed_by_order": "a step reward without a target span",
     "nonfinite_reward": "a reward that was NaN or infinite",
     "nonfinite_dimension": "a reward with a dimension that was NaN or infinite",
-    "bad_packing": "a call whose packed ids are no whole numbers",
+    "bad_packing": "a call whose packed ids, log-probs or version runs do not fit each other",
     "late_unassembled": "an event that came too late to be put in",
     "bounded": "closed by a bound on spans, bytes or open attempts",
     "failed": "the attempt is over and did not succeed",

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
+from ..schemas.records import VersionRun
 from .nodes import SpanNode
 from .prefixes import TOKEN_BYTES, Entry, Prefixes, Work
 
@@ -33,9 +35,21 @@ def excluded(node: SpanNode, prompt: bytes | None) -> Excluded | None:
         return "bad_packing"
     if call.logprobs is not None and len(call.logprobs) != len(call.response_ids):
         return "bad_packing"
+    if not _is_cut(call.policy_versions, len(call.response_ids) // TOKEN_BYTES):
+        return "bad_packing"
     if not call.response_ids:
         return "empty"
-    return "foreign_model" if call.policy is None else None
+    if call.policy is None:
+        return "foreign_model"
+    if call.constrained:
+        return "sampling_untrainable"
+    return "multimodal" if call.multimodal else None
+
+
+def _is_cut(runs: Sequence[VersionRun], length: int) -> bool:
+    """Whether runs follow each other within a response of so many tokens."""
+    borders = [0, *(border for run in runs for border in (run.start, run.end)), length]
+    return all(a <= b for a, b in pairwise(borders))
 
 
 def unused_choices(nodes: Sequence[SpanNode], prompts: Sequence[bytes | None]) -> set[int]:
