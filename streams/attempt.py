@@ -39,7 +39,8 @@ class OpenAttempt:
     span_ids: set[str] = field(default_factory=set[str])
     absent: set[str] = field(default_factory=set[str])  # parents not here yet
     sent_spans: Counter[str] = field(default_factory=Counter[str])  # span events by producer
-    sent_rewards: Counter[str] = field(default_factory=Counter[str])  # rewards by producer, quarantined ones too
+    sent_rewards: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # (producer, id), refused ones too
+    reward_counts: Counter[str] = field(default_factory=Counter[str])  # of these by producer
     events: int = 0  # distinct span and reward events: the revision
     size: int = 0  # bytes held, roughly
     spans_first: int | None = None
@@ -119,19 +120,22 @@ class OpenAttempt:
         versions = self.rewards.setdefault(node.reward.reward_id, [])
         if any(known.digest == node.digest for known in versions):
             return False
-        if not versions:
-            self.sent_rewards[node.reward.producer_id] += 1
         versions.append(node)
-        self.size += NODE_BYTES
-        return self._changed()
+        return self._arrived(node.reward)
 
     def refuse(self, node: RewardNode) -> bool:
         """Counts a quarantined reward as arrived, so that the end marker's count can be met."""
         if node.digest in self.refused:
             return False
         self.refused.add(node.digest)
+        return self._arrived(node.reward)
+
+    def _arrived(self, reward: Reward) -> bool:
+        sent = reward.producer_id, reward.reward_id
+        if sent not in self.sent_rewards:
+            self.sent_rewards.add(sent)
+            self.reward_counts[reward.producer_id] += 1
         self.size += NODE_BYTES
-        self.sent_rewards[node.reward.producer_id] += 1
         return self._changed()
 
     def add_end(self, node: EndNode, now_ns: int) -> bool:
@@ -172,7 +176,7 @@ class OpenAttempt:
     @property
     def rewards_missing(self) -> bool:
         """Fewer rewards came than the end marker's producer counted."""
-        return self.end is not None and self.sent_rewards[self.end.producer] < (self.end.end.reward_count or 0)
+        return self.end is not None and self.reward_counts[self.end.producer] < (self.end.end.reward_count or 0)
 
     @property
     def failed(self) -> bool:

@@ -86,7 +86,7 @@ def span_node(span: Span, producer: str, partition: int, offset: int) -> SpanNod
     return SpanNode(
         span.span_id,
         0 if call is None else call.choice,
-        span.parent_span_id or None,
+        _parent(span.parent_span_id),
         span.start_ns,
         span.end_ns,
         agent_name(span),
@@ -130,6 +130,11 @@ def agent_name(span: Span) -> str | None:
             return value.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair, a record cannot
     is_agent = found.get(GEN_AI_OPERATION) in AGENT_OPERATIONS or found.get(OI_KIND) == "AGENT"
     return span.name if is_agent else None
+
+
+def _parent(span_id: str | None) -> str | None:
+    """None for a root, whose parent some SDKs write as zeros."""
+    return span_id if span_id and span_id.strip("0") else None
 
 
 def digest(*parts: object) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from events import NOW, Bench, S, at, batch, end, llm, rew, span
 
 from spanloop.schemas.records import Attempt, Reward, SpanBatch
@@ -88,3 +90,29 @@ def test_a_refused_reward_of_a_rollout_counts_the_same_before_and_after_its_fina
         found.append((bench.last().revision, bench.last().input_digest, bench.last().flags))
     assert found[0] == found[1]
     assert "nonfinite_reward" in found[0][2]
+
+
+def test_a_parent_of_zeros_is_none() -> None:
+    root = replace(span("s0"), parent_span_id="0" * 16)
+    bench = Bench()
+    bench.give(batch(root, llm("s1", [1], [2], parent="s0")))
+    bench.wait(3)
+    assert bench.last().flags == ["no_end", "unrewarded"]
+
+
+def test_rewards_are_counted_by_who_gave_them_whatever_order_they_come_in() -> None:
+    ours, theirs = rew(1.0, producer_id="p1"), rew(1.0, producer_id="")
+    for given in ([ours, theirs], [theirs, ours]):
+        bench = Bench()
+        bench.give(batch(llm("s1", [1], [2]), begin=True), *given, batch(end=end(reward_count=1)))
+        assert bench.last().flags == []
+
+
+def test_a_reward_that_was_no_number_and_its_correction_are_one_arrival() -> None:
+    wrong, right = rew(float("nan"), producer_id="p1"), rew(1.0, producer_id="p1", sequence=1)
+    for given in ([wrong, right], [right, wrong]):
+        bench = Bench()
+        bench.give(batch(llm("s1", [1], [2]), begin=True), *given, batch(end=end(reward_count=2)))
+        assert bench.trajectories() == []
+        bench.wait(3)
+        assert bench.last().flags == ["missing_rewards", "nonfinite_reward"]
