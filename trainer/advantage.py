@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..schemas import credit
-from ..schemas.records import Trajectory
+from ..schemas.records import Credit, Trajectory
 from .groups import ClosedGroup
 
 # Keeps a division by a tiny standard deviation finite; small enough that rewards 1e-5 apart still give ±0.62.
 STD_EPS = 1e-6
-PER_CALL_RETURNS = frozenset({"step", "sum"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +56,29 @@ def final_reward(t: Trajectory) -> float | None:
     reward = t.final_reward
     if reward is None and t.failure_class == "agent":
         reward = t.context.failure_reward
-    return reward if reward is not None and math.isfinite(reward) else None
+    return credit.valid(reward)
 
 
 def call_credits(t: Trajectory) -> list[float | None]:
     """(K,) credit of each call by the task's mode."""
-    own = [c.step_reward if c.step_reward is not None and math.isfinite(c.step_reward) else None for c in t.calls]
-    return credit.assign(t.context.credit, own, final_reward(t))
+    own = [credit.valid(c.step_reward) for c in t.calls]
+    return credit.spread(t.context.credit, own, final_reward(t), [c.excluded for c in t.calls])
 
 
 def rollout_reward(t: Trajectory) -> float | None:
     """R_ρ, the figure members are compared by; None = invalid, the member leaves the baseline.
 
-    The final reward (identical, last, discounted) or the sum of the calls' credits (step, sum; and where there is no
-    final reward). A failure of class infra is nobody's doing and teaches nothing, whatever its reward.
+    The final reward (identical, last, discounted; and where no call takes it) or the sum of the calls' credits (step,
+    sum; and where there is no final reward). A failure of class infra is nobody's doing and teaches nothing, whatever
+    its reward.
     """
     if t.failure_class == "infra":
         return None
     final = final_reward(t)
-    if final is not None and (t.context.credit.mode not in PER_CALL_RETURNS or not t.calls):
+    if final is not None and t.context.credit.mode not in credit.OWN_COUNTS:
         return final
     known = [c for c in call_credits(t) if c is not None]
-    return math.fsum(known) if known else None
+    return math.fsum(known) if known else final
 
 
 def returns_to_go(credits: Sequence[float | None]) -> list[float | None]:
@@ -109,7 +109,7 @@ def group_mean(group: ClosedGroup, std: bool) -> GroupAdvantage:
     """A_ρ = R_ρ − mean of the group, by each task's credit mode spread over its calls:
 
     identical A_ρ | last: A_ρ on the last kept call | discounted: γ^(K−k)·A_ρ | step, sum: return-to-go minus the
-    group's mean at the same call index.
+    group's mean at the same index among the kept calls.
     """
     rewards = [rollout_reward(t) for t in group.members]
     advantages = centre(rewards, std=std)
@@ -127,9 +127,9 @@ def group_mean(group: ClosedGroup, std: bool) -> GroupAdvantage:
 def _calls(
     members: Sequence[Trajectory], rewards: Sequence[float | None], advantages: Sequence[float | None], *, std: bool
 ) -> list[list[float | None]]:
+    by_call = [t.context.credit.mode in credit.OWN_COUNTS for t in members]
     to_go = [
-        returns_to_go(call_credits(t)) if r is not None and t.context.credit.mode in PER_CALL_RETURNS else []
-        for t, r in zip(members, rewards, strict=True)
+        _kept_returns(t) if r is not None and by else [] for t, r, by in zip(members, rewards, by_call, strict=True)
     ]
     longest = max(map(len, to_go), default=0)
     columns = [centre([g[k] if k < len(g) else None for g in to_go], std=std) for k in range(longest)]
@@ -137,27 +137,38 @@ def _calls(
     for i, (t, advantage) in enumerate(zip(members, advantages, strict=True)):
         if advantage is None:
             out.append([None] * len(t.calls))
-        elif t.context.credit.mode in PER_CALL_RETURNS:
-            out.append([columns[k][i] for k in range(len(t.calls))])
+        elif by_call[i]:
+            out.append(_at_kept(t, [columns[k][i] for k in range(len(to_go[i]))]))
         else:
-            out.append(_spread(t, advantage))
+            out.append(_at_kept(t, _spread(t.context.credit, advantage, len(_kept(t)))))
     return out
 
 
-def _spread(t: Trajectory, advantage: float) -> list[float | None]:
-    """(K,) a rollout's advantage over its kept calls."""
-    kept = [k for k, call in enumerate(t.calls) if call.excluded is None]
+def _kept(t: Trajectory) -> list[int]:
+    return [k for k, call in enumerate(t.calls) if call.excluded is None]
+
+
+def _kept_returns(t: Trajectory) -> list[float | None]:
+    """Return-to-go at each kept call; what comes on calls that are in no row counts in it."""
+    to_go = returns_to_go(call_credits(t))
+    return [to_go[k] for k in _kept(t)]
+
+
+def _at_kept(t: Trajectory, values: Sequence[float | None]) -> list[float | None]:
+    """(K,) one value per kept call, None for the others."""
     out: list[float | None] = [None] * len(t.calls)
-    mode, gamma = t.context.credit.mode, t.context.credit.gamma
-    for position, k in enumerate(kept):
-        later = len(kept) - 1 - position
-        if mode == "last":
-            out[k] = advantage if later == 0 else None
-        elif mode == "discounted":
-            out[k] = credit.discounted(advantage, gamma, later)
-        else:
-            out[k] = advantage
+    for k, value in zip(_kept(t), values, strict=True):
+        out[k] = value
     return out
+
+
+def _spread(how: Credit, advantage: float, count: int) -> list[float | None]:
+    """A rollout's advantage over its kept calls."""
+    if how.mode == "last":
+        return [advantage if k == count - 1 else None for k in range(count)]
+    if how.mode == "discounted":
+        return [credit.discounted(advantage, how.gamma, count - 1 - k) for k in range(count)]
+    return [advantage] * count
 
 
 @register("shuffled")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from spanloop.schemas.credit import assign
+from spanloop.schemas.credit import assign, spread, valid
 from spanloop.schemas.records import Credit, CreditMode
 
 MODES: list[CreditMode] = ["identical", "last", "discounted", "step", "sum"]
@@ -44,9 +46,39 @@ def test_an_attempt_without_calls_has_no_credit() -> None:
     assert assign(Credit("last"), [], 1.0) == []
 
 
-def test_a_mode_of_a_newer_version_is_an_error() -> None:
-    with pytest.raises(ValueError, match="newer version"):
-        assign(Credit("unknown"), [None], 1.0)
+def test_a_mode_of_a_newer_version_counts_as_identical() -> None:
+    assert assign(Credit("unknown"), [0.3, None], 1.0) == [1.0, 1.0]
+    assert spread(Credit("unknown"), [0.3, None], 1.0, [None, None]) == [1.0, 1.0]
+    assert assign(Credit("unknown"), [0.3, None], None) == [0.3, None]
+
+
+def test_what_is_no_number_or_past_the_bound_is_no_reward() -> None:
+    given = [None, 0.0, -1e30, 1e31, -sys.float_info.max, float("inf"), float("nan")]
+    assert [valid(x) for x in given] == [None, 0.0, -1e30, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("identical", [None, 1.0, None, 1.0, None]),
+        ("last", [None, None, None, 1.0, None]),
+        ("discounted", [None, 0.5, None, 1.0, None]),
+        ("step", [0.2, None, 0.4, 0.3, None]),
+        ("sum", [0.2, 1.0, 0.4, 1.3, None]),
+    ],
+)
+def test_the_final_reward_goes_to_calls_in_rows_and_own_ones_stay(mode: CreditMode, wanted: list[float | None]) -> None:
+    own = [0.2, None, 0.4, 0.3, None]
+    excluded = ["client_retry", None, "no_token_ids", None, "undelivered"]
+    assert spread(Credit(mode, 0.5), own, 1.0, excluded) == wanted
+    assert spread(Credit(mode, 0.5), own, None, excluded) == own
+
+
+@pytest.mark.parametrize("mode", ["last", "step"])
+def test_without_any_call_in_a_row_those_that_the_agent_used_take_the_final_reward(mode: CreditMode) -> None:
+    excluded = ["no_token_ids", "no_token_ids", "undelivered"]
+    assert spread(Credit(mode), [None] * 3, 1.0, excluded) == [None, 1.0, None]
+    assert spread(Credit(mode), [None], 1.0, ["undelivered"]) == [None]
 
 
 def test_a_discount_that_grows_past_every_number_gives_none() -> None:

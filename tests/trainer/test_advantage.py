@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from events import Bench, batch, end, llm, rew
 
 from spanloop.schemas.records import Credit, CreditMode, Trajectory
-from spanloop.trainer.advantage import GroupAdvantage, group_mean, returns_to_go, shuffled
+from spanloop.trainer.advantage import GroupAdvantage, call_credits, group_mean, returns_to_go, shuffled
 from spanloop.trainer.groups import ClosedGroup
 
 Make = Callable[..., Trajectory]
@@ -116,6 +118,78 @@ def test_last_means_the_last_call_that_is_kept(make_trajectory: Make) -> None:
     members = [make_trajectory(r, sample=i, calls=2, credit=Credit("last")) for i, r in enumerate((1.0, 0.0))]
     cut = replace(members[0], calls=[members[0].calls[0], replace(members[0].calls[1], excluded="undelivered")])
     assert close([cut, members[1]]).members[0].calls == (0.5, None)
+
+
+@pytest.mark.parametrize("mode", ["sum", "step"])
+@pytest.mark.parametrize("why", ["client_retry", "undelivered", "unused_choice", "no_token_ids"])
+def test_a_call_in_no_row_adds_no_final_reward_and_moves_no_index(
+    make_trajectory: Make, mode: CreditMode, why: str
+) -> None:
+    one, two = (make_trajectory(1.0, sample=i, calls=2 - i, credit=Credit(mode)) for i in range(2))
+    for at in (0, 1):
+        calls = [replace(c, excluded=why) if k == at else c for k, c in enumerate(one.calls)]
+        found = close([replace(one, calls=calls), two])
+        assert ([m.reward for m in found.members], found.dropped) == ([1.0, 1.0], "zero_spread")
+        assert found.members[0].calls == ((None, 0.0), (0.0, None))[at]
+
+
+def test_a_step_reward_on_a_call_in_no_row_counts_for_the_calls_before_it(make_trajectory: Make) -> None:
+    one, two = (make_trajectory(None, sample=i, calls=2, own=[None, 0.5 - i], credit=Credit("step")) for i in range(2))
+    one = replace(one, calls=[one.calls[0], replace(one.calls[1], excluded="no_token_ids")])
+    found = close([one, two])
+    assert [m.reward for m in found.members] == [0.5, -0.5]
+    assert [m.calls for m in found.members] == [(0.5, None), (-0.5, 0.0)]
+
+
+def test_a_rollout_whose_calls_reached_nobody_is_compared_by_its_final_reward(make_trajectory: Make) -> None:
+    one, two = (make_trajectory(float(i), sample=i, credit=Credit("sum")) for i in range(2))
+    found = close([replace(one, calls=[replace(one.calls[0], excluded="undelivered")]), two])
+    assert values(found) == [-0.5, 0.5]
+
+
+@pytest.mark.parametrize("mode", ["identical", "last", "discounted", "step", "sum"])
+def test_trainer_and_assembler_agree_on_credit_where_a_call_is_in_no_row(mode: CreditMode) -> None:
+    calls = [llm("s1", [1], [2], seq=1), llm("s2", [1], [3], seq=2, client_retry=True), llm("s3", None, None, seq=3)]
+    bench = Bench()
+    bench.give(batch(*calls, begin=True), rew(1.0), batch(end=end(mode=mode, gamma=0.5)))
+    found = bench.last()
+    assert [c.credit for c in found.calls] == call_credits(found) == [1.0, None, None]
+
+
+@pytest.mark.parametrize("mode", ["unknown", "identical"])
+def test_a_credit_mode_of_a_newer_writer_counts_as_identical(make_trajectory: Make, mode: CreditMode) -> None:
+    credit = Credit(mode)
+    stepped = [make_trajectory(None, sample=i, own=[float(i)], credit=credit) for i in range(2)]
+    assert values(close(stepped)) == [-0.5, 0.5]
+    final = [make_trajectory(float(i), sample=i, calls=2, credit=credit) for i in range(2)]
+    assert [m.calls for m in close(final).members] == [(-0.5, -0.5), (0.5, 0.5)]
+    assert close([make_trajectory(None, sample=i, credit=credit) for i in range(2)]).dropped == "no_reward"
+
+
+@pytest.mark.parametrize("huge", [-sys.float_info.max, sys.float_info.max, 1e160, -2e30, math.inf])
+@pytest.mark.parametrize("std", [False, True])
+@pytest.mark.parametrize("mode", ["identical", "discounted", "step", "sum"])
+def test_a_reward_past_the_bound_leaves_the_baseline_as_a_nan_does(
+    make_trajectory: Make, huge: float, std: bool, mode: CreditMode
+) -> None:
+    credit = Credit(mode, 1e9)
+    for rewards in ([huge, huge, 1.0, 0.0], [huge, -huge, 1.0, 0.0]):
+        final = close([make_trajectory(r, sample=i, credit=credit) for i, r in enumerate(rewards)], std=std)
+        own = close([make_trajectory(None, sample=i, own=[r], credit=credit) for i, r in enumerate(rewards)], std=std)
+        assert values(final)[:2] == values(own)[:2] == [None, None]
+        assert all(v is not None and abs(v) < 1 for v in values(final)[2:] + values(own)[2:])
+
+
+@pytest.mark.parametrize("std", [False, True])
+@pytest.mark.parametrize("mode", ["identical", "last", "discounted", "step", "sum"])
+def test_rewards_at_the_bound_give_finite_advantages(make_trajectory: Make, std: bool, mode: CreditMode) -> None:
+    members = [
+        make_trajectory(r, sample=i, calls=50, own=[r] * 50, credit=Credit(mode, 1e9))
+        for i, r in enumerate((1e30, -1e30, 1e30))
+    ]
+    found = close(members, std=std)
+    assert found.dropped is None
+    assert all(a is None or abs(a) < 1e33 for m in found.members for a in (m.advantage, *m.calls))
 
 
 def test_step_rewards_are_compared_at_the_same_call_index(make_trajectory: Make) -> None:
