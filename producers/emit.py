@@ -6,7 +6,6 @@ With `propagate=False` the record is only built and handed back.
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 import warnings
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..schemas import ids, semconv
+from ..schemas.credit import valid
 from ..schemas.records import Reward, Span
 from ..schemas.spans import RewardScope, SpanStatus
 from . import attributes as attrs
@@ -40,8 +40,8 @@ def emit_reward(
 ) -> Reward:
     """Judges the attempt, or with `step` (or a `span_id`) one call of it: by default the last one of this context.
 
-    A mapping gives several dimensions, `primary_key` names the one that counts. NaN and infinity are sent with a
-    warning: the assembler quarantines them. Raises TypeError or ValueError for what is no number.
+    A mapping gives several dimensions, `primary_key` names the one that counts. NaN, infinity and what is past ±1e30
+    are sent with a warning: the assembler quarantines them. Raises TypeError or ValueError for what is no number.
     """
     scope = context.require("emit_reward") if propagate else context.active()
     number, dimensions = _figures(value, primary_key)
@@ -199,13 +199,13 @@ def _figures(value: object, primary_key: str | None) -> tuple[float | None, dict
 
 
 def number(value: object, what: str) -> float:
-    """A reward as a float. Raises TypeError; warns of NaN and infinity."""
+    """A reward as a float. Raises TypeError; warns of NaN, infinity and what is past ±1e30."""
     if not isinstance(value, (int, float)) and not hasattr(type(value), "__float__"):
         raise TypeError(f"{what} must be a number, got {type(value).__name__}")
     try:
         figure = float(value)  # pyright: ignore[reportArgumentType] - numpy and torch scalars have __float__
     except Exception as error:  # __float__ is the agent's code, or that of a tensor with many elements
         raise TypeError(f"{what} must be a number, got {type(value).__name__}: {text_of(error)}") from error
-    if not math.isfinite(figure):
+    if valid(figure) is None:
         warnings.warn(f"{what} is {figure}: it will be quarantined and not trained on", stacklevel=3)
     return figure

@@ -30,6 +30,7 @@ Reason = Literal[
     "undecodable",  # the body does not fit its schema, or that is no Avro record's
     "missing_key",  # a null key on a keyed topic
     "nonfinite_reward",  # NaN or infinity as a reward
+    "reward_out_of_range",  # a reward past ±1e30, which sums would turn into infinity
     "bad_packing",  # packed ids, masks or log-probs whose lengths contradict each other
     "conflicting_resource",  # same name and version, other content
     "insert_rejected",  # ClickHouse refused this record

@@ -1,5 +1,6 @@
 import json
 import math
+import sys
 import threading
 
 import pytest
@@ -48,6 +49,13 @@ def test_nan_is_sent_with_a_warning() -> None:
         emit_reward(float("nan"))
     assert seen.rewards[0].value is not None
     assert math.isnan(seen.rewards[0].value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -sys.float_info.max, 1.1e30])
+def test_what_would_be_quarantined_is_warned_of_at_once(value: float) -> None:
+    with record() as seen, pytest.warns(UserWarning, match="the reward is .* quarantined"):
+        emit_reward(value)
+    assert seen.rewards[0].value == value
 
 
 def test_what_is_no_number_is_refused() -> None:
