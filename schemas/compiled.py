@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from .varint import SHORT, read_block, read_long, read_size, write_long
+from .varint import SHORT, read_block, read_int, read_long, read_size, write_int, write_long
 
 Type: TypeAlias = "dict[str, Any]"  # a named or complex type
 Schema: TypeAlias = "str | list[Any] | Type"
@@ -108,7 +108,7 @@ _WRITE_PLAIN = {
     "string": "data = {0}.encode()\n" + _WRITE_SIZE.format("data"),
     "bytes": _WRITE_SIZE,
     "long": _WRITE_LONG,
-    "int": _WRITE_LONG,
+    "int": "out += SHORT[{0}] if 0 <= {0} < 1024 else write_int({0}, '{1}')",
     "double": "out += double({0})",
     "boolean": "out += b'\\1' if {0} else b'\\0'",
 }
@@ -118,17 +118,19 @@ class _Writer(_Compiler):
     prefix = "write"
 
     def __init__(self) -> None:
-        super().__init__({"SHORT": SHORT, "write_long": write_long, "double": DOUBLE.pack})
+        super().__init__({"SHORT": SHORT, "write_long": write_long, "write_int": write_int, "double": DOUBLE.pack})
+        self._field = ""  # being written, for errors
 
     def body(self, function: str, schema: Type) -> Lines:
         lines = [f"def {function}(record, out):"]
         for field in schema["fields"]:
             name = self.fresh()
+            self._field = f"{schema['name']}.{field['name']}"
             lines += _indent([f"{name} = record.{field['name']}", *self.value(field["type"], name)])
         return lines
 
     def plain(self, kind: str, name: str) -> Lines:
-        return _WRITE_PLAIN[kind].format(name).split("\n")
+        return _WRITE_PLAIN[kind].format(name, self._field).split("\n")
 
     def nullable(self, branch: Schema, name: str) -> Lines:
         return [
@@ -163,14 +165,15 @@ class _Writer(_Compiler):
 # one byte that is even and below 128 is a number from 0 to 63, most often all there is
 _READ_SHORT = "{0} = data[at]\nat += 1\nif {0} & 129: {0}, at = {1}(data, at - 1)\nelse: {0} >>= 1"
 _READ_SIZE = _READ_SHORT.format("size", "read_size")
-_READ_LONG = (
-    "{0} = data[at]\nat += 1\nif {0} & 128: {0}, at = read_long(data, at - 1)\nelse: {0} = ({0} >> 1) ^ -({0} & 1)"
+_READ_NUMBER = (
+    "{{0}} = data[at]\nat += 1\n"
+    "if {{0}} & 128: {{0}}, at = {0}(data, at - 1)\nelse: {{0}} = ({{0}} >> 1) ^ -({{0}} & 1)"
 )
 _READ_PLAIN = {
     "string": _READ_SIZE + "\n{0} = data[at : at + size].decode()\nat += size",
     "bytes": _READ_SIZE + "\n{0} = data[at : at + size]\nat += size",
-    "long": _READ_LONG,
-    "int": _READ_LONG,
+    "long": _READ_NUMBER.format("read_long"),
+    "int": _READ_NUMBER.format("read_int"),
     "double": "{0} = double(data, at)[0]\nat += 8",
     "boolean": "{0} = data[at] != 0\nat += 1",
 }
@@ -182,7 +185,7 @@ class _Reader(_Compiler):
     prefix = "read"
 
     def __init__(self, classes: Mapping[str, type]) -> None:
-        numbers = {"read_size": read_size, "read_long": read_long, "read_block": read_block}
+        numbers = {"read_size": read_size, "read_long": read_long, "read_int": read_int, "read_block": read_block}
         super().__init__({**numbers, "double": DOUBLE.unpack_from, **classes})
 
     def body(self, function: str, schema: Type) -> Lines:

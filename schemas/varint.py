@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+MAX_INT = (1 << 31) - 1
 # Seven bits are one lookup, fourteen another: a timestamp in nanoseconds takes five steps instead of nine.
 _ONE = [bytes((i,)) for i in range(1 << 7)]
 _PAIR = [bytes((i & 127 | 128, i >> 7 | 128)) for i in range(1 << 14)]
@@ -18,6 +19,13 @@ def write_long(value: int) -> bytes:
         out += _PAIR[rest & 16383]
         rest >>= 14
     return out + (_ONE[rest] if rest < 128 else bytes((rest & 127 | 128, rest >> 7)))
+
+
+def write_int(value: int, field: str) -> bytes:
+    """A number of 32 bits. Raises OverflowError naming the field, TypeError where it is none."""
+    if -MAX_INT - 1 <= value <= MAX_INT:
+        return write_long(value)
+    raise OverflowError(f"{field} is {value}, expected a whole number from {-MAX_INT - 1} to {MAX_INT}")
 
 
 def read_long(data: bytes, at: int) -> tuple[int, int]:
@@ -51,6 +59,14 @@ def read_long(data: bytes, at: int) -> tuple[int, int]:
     if rest >> 64:
         raise ValueError("a number of more than 64 bits")
     return (rest >> 1) ^ -(rest & 1), at
+
+
+def read_int(data: bytes, at: int) -> tuple[int, int]:
+    """A number of 32 bits, which others refuse if it is larger. Raises ValueError where it is."""
+    value, at = read_long(data, at)
+    if not -MAX_INT - 1 <= value <= MAX_INT:
+        raise ValueError(f"{value} does not fit into 32 bits")
+    return value, at
 
 
 def read_size(data: bytes, at: int) -> tuple[int, int]:

@@ -134,6 +134,15 @@ def test_a_value_that_does_not_fit_is_refused(record: Record) -> None:
         encode_body(record)
 
 
+@pytest.mark.parametrize("priority", [1 << 31, -(1 << 31) - 1, 1_760_000_000_000])
+def test_a_number_beyond_32_bits_is_refused_both_ways_where_32_are_meant(priority: int) -> None:
+    with pytest.raises(InvalidRecord, match=rf"Task\.priority is {priority}, expected .* to 2147483647"):
+        encode_body(Task("ro-1", "run", priority=priority))
+    head, tail = encode_body(Task("ro-1", "run", priority=7777)).split(write_long(7777))
+    with pytest.raises(InvalidRecord, match="does not fit into 32 bits"):
+        decode_body(Task, head + write_long(priority) + tail, schema_json(Task))
+
+
 def test_a_union_of_two_records_is_refused_when_compiled() -> None:
     schema = {"type": "record", "name": "A", "fields": [{"name": "x", "type": ["null", "string", "long"]}]}
     with pytest.raises(ValueError, match="only unions of null"):
