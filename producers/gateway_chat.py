@@ -182,7 +182,7 @@ class Chat:
                 await stream.write(bytes(passed))
             if hold.ended:
                 break
-        if not x.answer.finished(len(x.answer.choices) or 1):
+        if not hold.ended and not x.answer.finished(len(x.answer.choices) or 1):
             raise Refused("upstream_broken", "the engine's stream ended before its answer did")
         await self._record(x)
         await stream.write(bytes(held), more=False)
@@ -253,9 +253,10 @@ def _parse(body: bytes) -> tuple[Object, bool]:
 def _seen(event: bytes, x: Exchange, hold: Hold) -> bytes:
     """An event as the agent is to see it; b"" for one that only we asked for."""
     data = data_of(event)
-    if data is None or data == DONE:
-        hold.ended = data == DONE
-        hold.begun = hold.begun or hold.ended
+    if data is None:
+        return event
+    if data == DONE:
+        hold.begun = hold.ended = True
         return event
     chunk, strict = _parse(data)
     if "error" in chunk and "choices" not in chunk:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from .gateway_errors import Refused
 from .gateway_json import Object, integer, items, obj, text
 
-BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+# A blank line, whichever line ends it is made of. A CR at the end waits for what follows: an LF would belong to it.
+BOUNDARY = re.compile(rb"(?:\r\n|\n|\r(?!\n|\Z)){2}")
 BOUNDARY_BYTES = 4
+BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
 
 
@@ -40,9 +42,9 @@ async def events(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[
 
 
 def data_of(event: bytes) -> bytes | None:
-    """An event's data lines joined; None for a comment or a keep-alive."""
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(lines) if lines else None
+    """An event's data lines joined, white space around them left out; None for a comment or a keep-alive."""
+    lines = [line[5:].removeprefix(b" ") for line in event.removeprefix(BOM).splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines).strip() or None
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ class Hold:
         ]
         if legacy := obj(delta.get("function_call")):
             complete.append(self._completes(index, -1, legacy))
-        return choice.get("finish_reason") is not None or any(complete)
+        return bool(choice.get("finish_reason")) or any(complete)  # "" on every chunk is how some write null
 
     def _completes(self, choice: int, call: int, function: Object) -> bool:
         known = self._calls.get((choice, call))

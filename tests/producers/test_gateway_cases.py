@@ -9,6 +9,7 @@ import pytest
 from gateway_rig import MakeRig
 
 from spanloop.infra.scripted_engine import Streamed, Whole
+from spanloop.producers.gateway_stream import Hold
 from spanloop.schemas.packed import unpack_ids
 from spanloop.schemas.spans import ModelCall, Usage
 
@@ -109,3 +110,37 @@ def test_usage_that_every_chunk_repeats_counts_once(rig: MakeRig) -> None:  # GW
     r.post(stream=True, stream_options={"include_usage": True})
     (call,) = r.broker.calls()
     assert call.usage == Usage(input=26, output=3)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [b"data:\n\n", *ABC, b"data: \n\n", STOP, "[DONE]"],
+        [*ABC, STOP, b"data: [DONE] \n\n"],
+        [*(b"data: " + json.dumps(part).encode() + b"\n\r\n" for part in ABC), STOP, "[DONE]"],
+        [b"\xef\xbb\xbfdata: " + json.dumps(ABC[0]).encode() + b"\n\n", *ABC[1:], STOP, "[DONE]"],
+    ],
+    ids=["empty data as a keep-alive", "a space behind the end", "mixed line ends", "a byte order mark"],
+)
+def test_a_stream_in_an_odd_form_is_read_like_any_other(rig: MakeRig, odd: list[Json | str | bytes]) -> None:
+    r = rig(Streamed(odd))
+    got = r.post(stream=True)
+    assert got.status_code == 200
+    assert b"token_ids" not in got.content
+    (call,) = r.broker.calls()
+    assert (call.delivered, call.finish_reason) == (True, "stop")
+    assert unpack_ids(call.response_ids or b"") == [10, 11, 12]
+    assert stored(call)["message"]["content"] == "abc"
+
+
+def test_an_answer_may_end_without_a_finish_reason(rig: MakeRig) -> None:
+    r = rig(Streamed([*ABC, "[DONE]"]))
+    assert sent(r.post(stream=True).content)[-1] == "[DONE]"
+    (call,) = r.broker.calls()
+    assert (call.delivered, call.finish_reason, len(unpack_ids(call.response_ids or b""))) == (True, None, 3)
+
+
+def test_an_empty_finish_reason_is_none() -> None:
+    hold = Hold()
+    assert not hold.starts_at({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": ""}]})
+    assert hold.starts_at(STOP)

@@ -258,7 +258,7 @@ async def cut_up(pieces: list[bytes]) -> list[bytes]:
 
 @given(
     st.lists(st.sampled_from([b"data: {}", b": ping", b"event: x\ndata: 1", b"data: a\r\ndata: b"]), min_size=1),
-    st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\n\n", b"\r\r"]),
     st.lists(st.integers(0, 200)),
 )
 def test_events_do_not_depend_on_where_the_network_cuts(lines: list[bytes], end: bytes, cuts: list[int]) -> None:
