@@ -20,6 +20,7 @@ from spanloop.schemas.topics import Record
 from spanloop.trainer.batch import Floats, TrainRow
 from spanloop.trainer.config import TrainerConfig
 from spanloop.trainer.engines import Engines
+from spanloop.trainer.feed import Logged
 from spanloop.trainer.journal import Recorded
 from spanloop.trainer.lineage import Lineage
 from spanloop.trainer.loop import Hook, Point, TrainerLoop, nothing
@@ -62,7 +63,7 @@ class MemoryFeed:
     def start(self, offsets: Mapping[Position, int] | None) -> None:
         self.at = dict(offsets or {("trajectories", p): 0 for p in range(len(self.log.trajectories))})
 
-    def poll(self, timeout_s: float) -> list[Trajectory]:
+    def poll(self, timeout_s: float) -> list[Logged]:
         del timeout_s
         if self.silent:
             self.silent -= 1
@@ -74,7 +75,8 @@ class MemoryFeed:
         partition = self.chance.choice(open_)
         at = self.at["trajectories", partition]
         self.at["trajectories", partition] = at + 1
-        return [self.log.trajectories[partition][at]]
+        found = self.log.trajectories[partition][at]
+        return [Logged(found, found.end_ns)]
 
     def offsets(self) -> dict[Position, int]:
         return dict(self.at)

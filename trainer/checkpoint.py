@@ -107,6 +107,7 @@ def _held(groups: GroupState) -> Iterator[Trajectory]:
 def _describe(groups: GroupState) -> dict[str, Any]:
     return {
         "open": [[i, g.first_seen_ns, g.size, len(g.attempts)] for i, g in groups.open.items()],
+        "written": {attempt: ns for g in groups.open.values() for attempt, ns in g.written.items()},
         "ready": [[g.group_id, g.size, g.partial, g.order, len(g.members)] for g in groups.ready],
         "closed": sorted(groups.closed),
         "next_order": groups.next_order,
@@ -116,9 +117,10 @@ def _describe(groups: GroupState) -> dict[str, Any]:
 
 def _restore(described: dict[str, Any], held: Iterator[Trajectory]) -> GroupState:
     state = GroupState(closed=set(described["closed"]), next_order=described["next_order"], late=described["late"])
+    written: dict[str, int] = described.get("written", {})
     for group_id, first_seen_ns, size, count in described["open"]:
-        own = [next(held) for _ in range(count)]
-        state.open[group_id] = OpenGroup(first_seen_ns, size, {t.attempt_id: t for t in own})
+        own = {t.attempt_id: t for t in (next(held) for _ in range(count))}
+        state.open[group_id] = OpenGroup(first_seen_ns, size, own, {i: written[i] for i in own if i in written})
     for group_id, size, partial, order, count in described["ready"]:
         state.ready.append(ClosedGroup(group_id, tuple(next(held) for _ in range(count)), size, partial, order))
     state.held = {(t.attempt_id, t.revision): t for t in held}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..infra.kafka import Message, Position, Reader
@@ -16,6 +17,16 @@ from ..schemas.topics import TRAJECTORIES, Record
 
 log = logging.getLogger(__name__)
 
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A trajectory as it lies in the log."""
+
+    trajectory: Trajectory
+    written_ns: int | None  # time stamp of its record, Unix time in nanoseconds; None = the log keeps none
+
 
 class Feed(Protocol):
     """Where the loop gets trajectories from."""
@@ -24,7 +35,7 @@ class Feed(Protocol):
         """Reads on from offsets; None = from the beginning of what the log still holds."""
         ...
 
-    def poll(self, timeout_s: float) -> list[Trajectory]:
+    def poll(self, timeout_s: float) -> list[Logged]:
         """The next trajectories of the run; [] after `timeout_s` without any."""
         ...
 
@@ -94,10 +105,10 @@ class KafkaFeed:
             self._reader.assign_topics([TRAJECTORIES])
         self._offsets = dict(self._reader.positions)
 
-    def poll(self, timeout_s: float) -> list[Trajectory]:
+    def poll(self, timeout_s: float) -> list[Logged]:
         if not self._raw:
             self._raw.extend(self._reader.poll(timeout_s=timeout_s))
-        out: list[Trajectory] = []
+        out: list[Logged] = []
         while self._raw:
             message = self._raw[0]
             try:
@@ -108,7 +119,7 @@ class KafkaFeed:
             self._raw.popleft()
             self._offsets[message.topic, message.partition] = message.offset + 1
             if isinstance(found, Trajectory) and found.context.run_id == self._run_id and found.context.mode == "train":
-                out.append(found)
+                out.append(Logged(found, message.timestamp_ms * NS_PER_MS if message.timestamp_ms > 0 else None))
         return out
 
     def offsets(self) -> dict[Position, int]:

@@ -3,12 +3,14 @@
     offer(trajectory) ──▶ open group ──(all members done | deadline)──▶ closed, for ever ──▶ ready ──▶ take(n)
 
 A member is done when the trajectory of its final attempt is there and the rewards it awaits have come or their
-deadline has passed. A closed group never opens again: what comes for it later is counted and not trained. So only
-`tick` closes by time, as of a moment up to which the log was offered: what came in time is never too late.
+deadline has passed, counted from that trajectory's first record in the log: no worker's clock matters. A closed group
+never opens again: what comes for it later is counted and not trained. So only `tick` closes by time, as of a moment up
+to which the log was offered: what came in time is never too late.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -43,11 +45,21 @@ class OpenGroup:
     first_seen_ns: int
     size: int
     attempts: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    written: dict[str, int] = field(default_factory=dict[str, int])  # final attempt -> when its first record was
 
     def complete(self, now_ns: int | None = None) -> bool:
         """True once all members are done; without `now_ns` no deadline has passed."""
-        members = counting(self.attempts.values())
-        return len(members) >= self.size and all(rewards_settled(t, now_ns) for t in members.values())
+        members = counting(self.attempts.values()).values()
+        return len(members) >= max(1, self.size) and all(self._settled(t, now_ns) for t in members)
+
+    def _settled(self, t: Trajectory, now_ns: int | None) -> bool:
+        """True once the rewards it awaits have come, or at `now_ns` are not waited for any longer."""
+        if set(t.context.await_rewards) <= {r.name for r in t.rewards}:
+            return True
+        wait_ns = t.context.reward_deadline_s * NS_PER_S
+        if now_ns is None or not math.isfinite(wait_ns):  # a foreign producer's may be: then its group's deadline is
+            return False
+        return now_ns >= self.written.get(t.attempt_id, self.first_seen_ns) + int(wait_ns)
 
 
 @dataclass(slots=True)
@@ -82,13 +94,6 @@ def _try(t: Trajectory) -> tuple[int, str]:
     return t.context.attempt_number, t.attempt_id
 
 
-def rewards_settled(t: Trajectory, now_ns: int | None) -> bool:
-    """True once the rewards it awaits have come, or at `now_ns` are not waited for any longer."""
-    if set(t.context.await_rewards) <= {r.name for r in t.rewards}:
-        return True
-    return now_ns is not None and now_ns >= t.end_ns + int(t.context.reward_deadline_s * NS_PER_S)
-
-
 class Groups:
     """The transitions of GroupState."""
 
@@ -96,8 +101,11 @@ class Groups:
         self.state = state or GroupState()
         self._deadline_ns = int(deadline_s * NS_PER_S)
 
-    def offer(self, t: Trajectory, now_ns: int) -> Outcome:
-        """Takes one trajectory in; closes its group if that completes it. No deadline is judged here."""
+    def offer(self, t: Trajectory, now_ns: int, written_ns: int | None = None) -> Outcome:
+        """Takes one trajectory in; closes its group if that completes it. No deadline is judged here.
+
+        written_ns: time stamp of its record, in Unix nanoseconds; None where the log has none: `now_ns`.
+        """
         group_id = group_of(t)
         if group_id in self.state.closed:
             self.state.late += 1
@@ -108,6 +116,8 @@ class Groups:
         if held is not None and t.age <= held.age:
             return "superseded"
         group.attempts[t.attempt_id] = t
+        if t.final:
+            group.written.setdefault(t.attempt_id, now_ns if written_ns is None else written_ns)
         if group.complete():
             self._close(group_id, partial=False)
         return "taken"

@@ -190,8 +190,8 @@ class TrainerLoop:
         chain = self._journal.lineage.chain(self.state.version)
         while not stop.is_set() and self.config.follow is None:
             waiting = len(self.groups.state.ready) < count
-            for t in self._feed.poll(POLL_S if waiting else 0.0):
-                self.groups.offer(t, clock.now_ns())
+            for found in self._feed.poll(POLL_S if waiting else 0.0):
+                self.groups.offer(found.trajectory, clock.now_ns(), found.written_ns)
             self._close_due()
             if taken := self.groups.take(count):
                 return taken

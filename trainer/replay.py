@@ -61,9 +61,9 @@ class Replay:
 
     def _read(self, step: int, missing: tuple[str, int]) -> None:
         found = self._feed.poll(POLL_S)
-        for t in found:
-            if not self._keep(t):
-                self._groups.offer(t, self._clock.now_ns())
+        for logged in found:
+            if not self._keep(logged.trajectory):
+                self._groups.offer(logged.trajectory, self._clock.now_ns(), logged.written_ns)
         if not found and self._feed.reached():
             raise DataLost(
                 f"step {step} trained on attempt {missing[0]} revision {missing[1]}, which topic 'trajectories' does "

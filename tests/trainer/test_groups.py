@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,11 +96,54 @@ def test_an_awaited_reward_that_comes_closes_the_group(make_trajectory: Make) ->
 def test_a_reward_that_came_in_time_counts_however_late_it_is_read(make_trajectory: Make) -> None:
     groups, late_ns = Groups(DEADLINE_S), T0 + 999 * NS_PER_S
     t = make_trajectory(None, size=1, awaits=["judge"])
-    groups.offer(t, late_ns)
+    groups.offer(t, late_ns, T0)
     assert (ids(groups), groups.due(late_ns)) == ([], ["g"])
-    groups.offer(replace(t, revision=4, rewards=[RewardRef("rw", "judge", "final", 1.0)]), late_ns)
+    groups.offer(replace(t, revision=4, rewards=[RewardRef("rw", "judge", "final", 1.0)]), late_ns, T0 + NS_PER_S)
     (group,) = groups.state.ready
     assert ([t.revision for t in group.members], group.partial) == ([4], False)
+
+
+@pytest.mark.parametrize("apart_s", [-3600, 3600])
+def test_a_reward_deadline_is_counted_from_the_log_and_not_by_a_workers_clock(
+    make_trajectory: Make, apart_s: int
+) -> None:
+    groups = Groups(DEADLINE_S)
+    t = replace(make_trajectory(None, size=1, awaits=["judge"]), end_ns=T0 + apart_s * NS_PER_S)
+    groups.offer(t, T0, T0 - 2 * NS_PER_S)
+    groups.tick(T0 + 7 * NS_PER_S)
+    assert ids(groups) == []
+    groups.tick(T0 + 8 * NS_PER_S)
+    assert ids(groups) == [["at-g-0-1"]]
+
+
+def test_a_later_revision_does_not_move_a_reward_deadline(make_trajectory: Make) -> None:
+    groups = Groups(DEADLINE_S)
+    for revision in (3, 4, 2):
+        groups.offer(make_trajectory(None, size=1, awaits=["judge"], revision=revision), T0, T0 + revision * NS_PER_S)
+    groups.tick(T0 + 13 * NS_PER_S)
+    assert [[t.revision for t in g.members] for g in groups.state.ready] == [[4]]
+
+
+@pytest.mark.parametrize("wait_s", [math.inf, -math.inf, math.nan, 1e300])
+def test_a_reward_deadline_that_never_comes_leaves_it_to_the_groups(make_trajectory: Make, wait_s: float) -> None:
+    groups = Groups(DEADLINE_S)
+    t = make_trajectory(None, size=1, awaits=["judge"])
+    groups.offer(replace(t, context=replace(t.context, reward_deadline_s=wait_s)), T0)
+    groups.tick(T0 + 59 * NS_PER_S)
+    assert ids(groups) == []
+    groups.tick(T0 + 60 * NS_PER_S)
+    assert (ids(groups), groups.state.ready[0].partial) == ([["at-g-0-1"]], True)
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_group_of_a_size_that_is_none_closes_with_its_first_member_and_not_before(
+    make_trajectory: Make, size: int
+) -> None:
+    groups = Groups(DEADLINE_S)
+    groups.offer(make_trajectory(0.0, size=size, final=False), T0)
+    assert ids(groups) == []
+    groups.offer(make_trajectory(1.0, size=size, attempt=2), T0)
+    assert ids(groups) == [["at-g-0-2"]]
 
 
 def test_a_deadline_closes_a_group_with_who_is_there_and_flags_it(make_trajectory: Make) -> None:

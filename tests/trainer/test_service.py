@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from waiting import until
 
 from spanloop.infra.clock import SystemClock
 from spanloop.infra.embedded_broker import EmbeddedBroker
@@ -24,6 +26,7 @@ from spanloop.schemas.records import Batch, DeadLetter, Decision, Resource, Traj
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import BATCHES, DEAD_LETTERS, DECISIONS, RESOURCES, WORKERS, Record, Topic
 from spanloop.trainer.config import TrainerConfig
+from spanloop.trainer.feed import NS_PER_MS, KafkaFeed, Logged
 from spanloop.trainer.journal import KafkaJournal
 from spanloop.trainer.loop import TrainerService
 from spanloop.trainer.metrics import read_metrics
@@ -47,6 +50,21 @@ def read_all(settings: Settings, topic: Topic) -> list[Record]:
     finally:
         reader.close()
         registry.close()
+
+
+def test_a_feed_tells_when_each_trajectory_was_written(embedded_settings: Settings, make_trajectory: Make) -> None:
+    before = time.time_ns() - NS_PER_MS
+    with closing(Producer(embedded_settings, "test")) as producer:
+        producer.send_wait(make_trajectory(1.0))
+    registry = Registry(embedded_settings.registry_url)
+    feed = KafkaFeed(embedded_settings, "run", Taking(Decoder(registry), None, threading.Event()))
+    with closing(registry), closing(feed):
+        feed.start(None)
+        found: list[Logged] = []
+        until(lambda: found.extend(feed.poll(0.1)) or bool(found), "a trajectory")
+    assert [(f.trajectory.attempt_id, before <= (f.written_ns or 0) <= time.time_ns()) for f in found] == [
+        ("at-g-0-1", True)
+    ]
 
 
 def test_a_trainer_in_a_thread_turns_trajectories_into_policy_versions(
