@@ -23,8 +23,8 @@ from .records import Credit
 REWARD_MAX = 1e30
 # Modes in which own rewards count beside a final one.
 OWN_COUNTS = frozenset({"step", "sum"})
-# Calls whose answer never reached the agent, or that it did not use.
-UNUSED = frozenset({"undelivered", "client_retry", "unused_choice"})
+# Calls whose answer never reached the agent, that it did not use, or that are told by another span as well.
+UNUSED = frozenset({"undelivered", "client_retry", "unused_choice", "same_call"})
 
 
 def valid(value: float | None) -> float | None:
