@@ -154,6 +154,14 @@ def strip(part: Object, prepared: Prepared) -> bool:
     return changed
 
 
+def tells_error(part: Object) -> bool:
+    """True where an answer or chunk tells of an error, at its top or in a choice, whatever else is in it."""
+    choices = [obj(item) for item in items(part.get("choices"))]
+    return part.get("error") is not None or any(
+        choice.get("error") is not None or choice.get("finish_reason") == "error" for choice in choices
+    )
+
+
 def is_usage_chunk(part: Object) -> bool:
     """True for the chunk that `include_usage` adds. Usage beside choices is sent by an engine unasked, so it stays."""
     return part.get("choices") == [] and isinstance(part.get("usage"), dict)

@@ -7,7 +7,6 @@ who calls? ─▶ live? ─▶ read, prepare ─▶ engine ─┬─▶ whole: r
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ from ..infra.telemetry import OFF, Meter
 from ..schemas import semconv
 from ..schemas.errors import InvalidKey, Unavailable
 from . import keys
-from .gateway_answer import is_usage_chunk, strip
+from .gateway_answer import is_usage_chunk, strip, tells_error
 from .gateway_attempts import Attempts
 from .gateway_call import Exchange, origin_of
 from .gateway_engines import Engines
@@ -41,11 +40,10 @@ from .gateway_record import Recorder
 from .gateway_request import prepare
 from .gateway_stream import DONE, Hold, data_of, events
 from .gateway_upstream import Reply, Upstream
+from .outcome import tells_overflow
 
 PASSED_ON = ("x-request-id", "traceparent", "tracestate")
-# vLLM's, OpenAI's and llama.cpp's words for a prompt that does not fit.
-OVERFLOW = re.compile(rb"maximum context length|context_length_exceeded|exceed[^\"]{0,40}context", re.IGNORECASE)
-BAD_REQUEST = 400
+BAD_REQUEST, BAD_GATEWAY = 400, 502
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +147,29 @@ class Chat:
             reply = await self._g.upstream.call(x, passed, self._floor(x))
             x.http_status = reply.status
             if reply.status >= BAD_REQUEST:
-                return await self._pass_error(x, reply, send)
+                return await self._pass_error(x, reply, await reply.body(), send)
             stream.headers = [*self._headers(x), *reply.passed_headers()]
-            await (self._stream(x, reply, stream) if reply.streams else self._whole(x, reply, send))
+            return await (self._stream(x, reply, stream) if reply.streams else self._whole(x, reply, send))
         except Refused as refused:
             await self._fail(x, refused, stream, send)
             return False
-        else:
-            return True
         finally:
             if reply is not None:
                 reply.close()
 
-    async def _whole(self, x: Exchange, reply: Reply, send: Send) -> None:
-        part, _ = _parse(await reply.body())
+    async def _whole(self, x: Exchange, reply: Reply, send: Send) -> bool:
+        body = await reply.body()
+        part, _ = _parse(body)
+        if tells_error(part):
+            return await self._pass_error(x, reply, body, send)
         x.answer.add(part)
+        _check_choices(x)
         await self._record(x)
         strip(part, x.prepared)
         await respond(send, reply.status, dumps(part), [*self._headers(x), *reply.passed_headers()])
+        return True
 
-    async def _stream(self, x: Exchange, reply: Reply, stream: Stream) -> None:
+    async def _stream(self, x: Exchange, reply: Reply, stream: Stream) -> bool:
         hold, held = Hold(), bytearray()
         async for batch in events(reply.chunks(), self._g.policy.max_answer_bytes):
             passed = bytearray()
@@ -184,27 +185,32 @@ class Chat:
                 break
         if not hold.ended and not x.answer.finished(len(x.answer.choices) or 1):
             raise Refused("upstream_broken", "the engine's stream ended before its answer did")
+        _check_choices(x)
         await self._record(x)
         await stream.write(bytes(held), more=False)
+        return True
 
     async def _record(self, x: Exchange) -> None:
         if x.engine is not None:
             x.version_end = self._g.engines.served_by(x.engine)
         await self._g.recorder.ahead(x)
 
-    async def _pass_error(self, x: Exchange, reply: Reply, send: Send) -> bool:
-        """The engine's refusal goes to the client as it is."""
-        body = await reply.body()
-        x.overflow = reply.status == BAD_REQUEST and OVERFLOW.search(body) is not None
-        x.error = "context_overflow" if x.overflow else f"HTTP {reply.status}: {body[:500].decode(errors='replace')}"
+    async def _pass_error(self, x: Exchange, reply: Reply, body: bytes, send: Send) -> bool:
+        """The engine's refusal goes to the client as it is; one that it sent as an answer gets an error's status."""
+        status, text = reply.status, body.decode(errors="replace")
+        x.overflow = status <= BAD_REQUEST and tells_overflow(text)
+        if status < BAD_REQUEST:
+            status = BAD_REQUEST if x.overflow else BAD_GATEWAY
+        x.error = "context_overflow" if x.overflow else f"HTTP {reply.status}: {text[:500]}"
         await self._g.recorder.failed(x)
         extra = [*self._headers(x), *reply.passed_headers()]
-        await respond(send, reply.status, body, extra, reply.content_type)
+        await respond(send, status, body, extra, reply.content_type)
         return False
 
     async def _fail(self, x: Exchange, refused: Refused, stream: Stream, send: Send) -> None:
         if x.error is None:  # else the recorder has already told
             x.error = f"{refused.code}: {refused.message}"
+            x.overflow = refused.code == "context_overflow"
             await self._g.recorder.failed(x)
         if stream.started:
             await stream.write(refused.event(), more=False)
@@ -250,6 +256,11 @@ def _parse(body: bytes) -> tuple[Object, bool]:
     return part, strict
 
 
+def _check_choices(x: Exchange) -> None:
+    if not x.answer.choices:
+        raise Refused("upstream_broken", "the engine's answer has no choices")
+
+
 def _seen(event: bytes, x: Exchange, hold: Hold) -> bytes:
     """An event as the agent is to see it; b"" for one that only we asked for."""
     data = data_of(event)
@@ -259,10 +270,10 @@ def _seen(event: bytes, x: Exchange, hold: Hold) -> bytes:
         hold.begun = hold.ended = True
         return event
     chunk, strict = _parse(data)
-    if "error" in chunk and "choices" not in chunk:
-        raise Refused(
-            "upstream_broken", f"the engine ended its stream with an error: {data[:500].decode(errors='replace')}"
-        )
+    if tells_error(chunk):
+        told = data.decode(errors="replace")
+        code = "context_overflow" if tells_overflow(told) else "upstream_broken"
+        raise Refused(code, f"the engine ended its stream with an error: {told[:500]}")
     x.answer.add(chunk)
     hold.starts_at(chunk)
     if is_usage_chunk(chunk) and not x.prepared.wants_usage:

@@ -7,6 +7,7 @@ from .gateway_json import dumps
 # One line per refusal: code -> (HTTP status, OpenAI error type). The codes are the closed list.
 REFUSALS: dict[str, tuple[int, str]] = {
     "invalid_request": (400, "invalid_request_error"),
+    "context_overflow": (400, "invalid_request_error"),
     "invalid_key": (401, "authentication_error"),
     "unknown_path": (404, "invalid_request_error"),
     "unknown_attempt": (404, "invalid_request_error"),

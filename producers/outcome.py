@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -22,8 +23,26 @@ if TYPE_CHECKING:
 CONTEXT_OVERFLOW = "context_overflow"
 ENGINE = "engine"
 PROCESS = "process_died"
-# What vLLM, OpenAI and our gateway say in a 400 about a prompt that is too long.
-_OVERFLOW_WORDS = ("maximum context length", "context_length_exceeded", CONTEXT_OVERFLOW)
+# What an engine or a provider says about a prompt that is too long, as a 400; without the quotation marks and
+# apostrophes in it, which JSON may escape.
+_OVERFLOW = re.compile(
+    "|".join((
+        CONTEXT_OVERFLOW,  # our gateway
+        "maximum context length",  # vLLM, SGLang, OpenAI, Mistral
+        "context length is only",  # vLLM
+        "longer than the maximum model length",  # vLLM
+        "too long to fit into the model",  # vLLM
+        r"longer than the model.{1,8}context length",  # SGLang
+        "exceeds the maximum allowed length",  # SGLang
+        "context_length_exceeded",  # OpenAI's code
+        "exceed the configured limit",  # OpenAI
+        "prompt is too long",  # Anthropic
+        r"exceed[^\"]{0,40}context",  # llama.cpp, Anthropic, OpenAI
+        "exceeds the maximum number of tokens",  # Gemini
+        r"inputs\W{1,4}(?:must have less than|tokens \+)",  # TGI
+    )),
+    re.IGNORECASE,
+)  # fmt: skip
 # Client errors that mean no answer came at all; by name, so that no client library is needed here.
 _NO_ANSWER = ("APIConnectionError", "APITimeoutError", "ConnectError", "ReadError", "RemoteProtocolError",
               "ReadTimeout", "ConnectTimeout", "WriteError", "PoolTimeout")  # fmt: skip
@@ -59,6 +78,11 @@ def of_error(error: BaseException, gateway_url: str) -> Outcome:
     if any(_is_engine(e, gateway_url) for e in _chain(error)):
         return Outcome("failed", None, reason, ENGINE, "infra", facts, message)
     return Outcome("failed", None, reason, kind, "agent", facts, message)
+
+
+def tells_overflow(text: str) -> bool:
+    """Whether a refusal's text says that the prompt did not fit into the model's context."""
+    return _OVERFLOW.search(text) is not None
 
 
 def of_crash(how: str, *, begun: bool) -> Outcome:
@@ -156,7 +180,7 @@ def _http_status(error: BaseException) -> int | None:
 
 
 def _is_overflow(error: BaseException) -> bool:
-    return _http_status(error) == _BAD_REQUEST and any(w in text_of(error).lower() for w in _OVERFLOW_WORDS)
+    return _http_status(error) == _BAD_REQUEST and tells_overflow(text_of(error))
 
 
 def _is_engine(error: BaseException, gateway_url: str) -> bool:

@@ -144,3 +144,54 @@ def test_an_empty_finish_reason_is_none() -> None:
     hold = Hold()
     assert not hold.starts_at({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": ""}]})
     assert hold.starts_at(STOP)
+
+
+OVERFLOW = "The input (6859 tokens) is longer than the model's context length (4608 tokens)."
+
+
+@pytest.mark.parametrize(
+    ("top", "choices", "told", "status"),
+    [
+        ({"error": {"message": "boom", "code": 500}}, [], "boom", 502),
+        ({"error": {"message": OVERFLOW}}, [], "longer than the model's context length", 400),
+        ({"error": {"code": 502, "message": "provider died"}}, [{"finish_reason": "error"}], "provider died", 502),
+        ({}, [{"error": {"code": 502, "message": "provider died"}}], "provider died", 502),
+        ({}, [{"finish_reason": "error"}], '"error"', 502),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_sent_as_an_answer_is_an_error(
+    rig: MakeRig, top: Json, choices: list[Json], told: str, status: int, stream: bool
+) -> None:
+    kind = "delta" if stream else "message"
+    body = {"id": "c", **top, "choices": [{"index": 0, kind: {"content": ""}, "token_ids": [1], **c} for c in choices]}
+    r = rig(Streamed([body, "[DONE]"]) if stream else Whole(body))
+    got = r.post(stream=stream)
+    assert got.status_code == status
+    assert told in got.text.replace("\\", "")
+    if not stream:
+        assert got.json() == body
+    (span,) = r.broker.spans()
+    (call,) = r.broker.calls()
+    assert (span.status, call.delivered, call.response_ids) == ("error", False, None)
+    assert ("context_overflow" in call.flags) == (status == 400)
+
+
+def test_an_error_behind_the_first_chunks_ends_the_stream_as_an_error(rig: MakeRig) -> None:
+    error: Json = {
+        "error": {"message": "provider died"},
+        "choices": [{"index": 0, "delta": {}, "finish_reason": "error"}],
+    }
+    r = rig(Streamed([ABC[0], error, "[DONE]"]))
+    assert json.loads(sent(r.post(stream=True).content)[-1])["error"]["code"] == "upstream_broken"
+    (call,) = r.broker.calls()
+    assert (call.delivered, call.finish_reason, unpack_ids(call.response_ids or b"")) == (False, None, [10])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_without_choices_is_no_answer(rig: MakeRig, stream: bool) -> None:
+    r = rig(Streamed([USAGE_CHUNK, "[DONE]"]) if stream else Whole({"id": "c", "choices": [], "usage": USAGE}))
+    got = r.post(stream=stream)
+    assert (got.status_code, got.json()["error"]["code"]) == (502, "upstream_broken")
+    (call,) = r.broker.calls()
+    assert (call.delivered, call.response, call.usage) == (False, None, Usage(input=26, output=3))

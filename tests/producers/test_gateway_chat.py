@@ -157,7 +157,7 @@ def test_no_other_refusal_is_tried_again(rig: MakeRig, status: int) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_told_to_the_agent_and_never_trained(rig: MakeRig) -> None:
-    # GW-10
+    # GW-10; whose other words are in test_outcome.py
     text = b'{"error":{"message":"maximum context length 4608, requested 6859","type":"BadRequestError","code":400}}'
     r = rig(Whole(text, 400))
     got = r.post()

@@ -111,8 +111,46 @@ def test_a_prompt_that_is_too_long_is_context_overflow(wrapped: bool) -> None:  
     assert end.final  # mode train: no retry
 
 
-def test_another_bad_request_is_not_context_overflow() -> None:
-    assert outcome.of_error(openai_error(400, "bad role"), GATEWAY).error_type == "openai.BadRequestError"
+@pytest.mark.parametrize(
+    "text",
+    [
+        OVERFLOW,
+        "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that",
+        "You passed 4097 input tokens and requested 0 output tokens. However, the model's context length is only 4096.",
+        "The prompt (total length 5000) is too long to fit into the model (total length 4096).",
+        "The input (6859 tokens) is longer than the model's context length (4608 tokens).",
+        r"The input (6859 tokens) is longer than the model\u0027s context length (4608 tokens).",
+        "Requested token count exceeds the model's maximum context length of 4096 tokens.",
+        "Input length (6859 tokens) exceeds the maximum allowed length (4602 tokens).",
+        '{"error":{"message":"Please reduce the length of the messages.","code":"context_length_exceeded"}}',
+        "Input tokens exceed the configured limit of 272000 tokens.",
+        "Your input exceeds the context window of this model.",
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000",
+        "the request exceeds the available context size. try increasing the context size or enable context shift",
+        '{"error":{"code":400,"message":"too many tokens","type":"exceed_context_size_error"}}',
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048575).",
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
+        "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000",
+    ],
+)
+def test_each_engines_words_for_a_prompt_that_is_too_long_are_known(text: str) -> None:
+    assert outcome.of_error(openai_error(400, text), GATEWAY).error_type == "context_overflow"
+    assert outcome.of_error(openai_error(500, text), GATEWAY).error_type == "engine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bad role",
+        "max_tokens must be at least 1, got -5",
+        "'context' is not a field of a message",
+        "the request exceeds the rate limit",
+        "Invalid value for 'inputs': must be a list",
+    ],
+)
+def test_another_bad_request_is_not_context_overflow(text: str) -> None:
+    assert outcome.of_error(openai_error(400, text), GATEWAY).error_type == "openai.BadRequestError"
 
 
 @pytest.mark.parametrize(
