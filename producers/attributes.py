@@ -5,7 +5,12 @@ nested values   canonical JSON in a string    {"k": "{\"a\":1}", "k.type": "json
 too large       cut                           {"k": "xxx…", "k.truncated": true, "k.length": 5242880, "k.sha256": …}
 bytes           UTF-8, U+FFFD where it is not {"k": "\ufffdabc", "k.lossy": true}
 NaN, infinity   strings, as in OTLP's JSON    {"k": "NaN"}
+numbers, texts  of any class, as what they hold
+huge integers   in hexadecimal                {"k": "0x8ac723…"}
 other objects   their repr in a string        {"k": "<Tool search>"}
+keys            text, numbered where equal    {"1": "a", "1#2": "b"}
+
+`k.lossy` also where that is so deep inside, and where a part could not be read.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -27,25 +33,43 @@ MAX_VALUE_BYTES = 768 << 10
 MAX_SPAN_BYTES = 8 << 20
 # Well over OpenTelemetry's 128, which loses the oldest keys of a long conversation; what is over is counted.
 MAX_ATTRIBUTES = 1024
+MAX_KEY_BYTES = 4 << 10
+MAX_INT_BITS = 2048  # Python refuses to write the digits of larger numbers, by default those of 14,284 bits
 MAX_DEPTH = 32  # containers nested deeper than this are only named
 MAX_NODES = 100_000  # containers looked at in one value; a hundred thousand take a tenth of a second
 
 _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _SEQUENCES = (list, tuple)
+_CONTAINERS = frozenset({dict, list, tuple})  # the usual ones, known at a glance
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+_NO_SCALAR = object()
 
 
 def encode(attributes: Mapping[Any, object] | None, budget: int = MAX_SPAN_BYTES) -> tuple[str, int]:
     """(JSON object, attributes left out). `budget`: bytes that the values may take together."""
-    if not attributes:
+    facts = facts_of(attributes)
+    if not facts:
         return "{}", 0
-    if (text := _plain(attributes)) is not None:
+    if (text := _plain(facts)) is not None:
         return text, 0
     out: dict[str, Json] = {}
-    for name, value in list(attributes.items())[:MAX_ATTRIBUTES]:
-        key = clean(name if isinstance(name, str) else safe_repr(name))
+    for name, value in list(facts.items())[:MAX_ATTRIBUTES]:
+        key = _free(out, text_of(name, MAX_KEY_BYTES))
         budget -= _put(out, key, value, max(0, min(MAX_VALUE_BYTES, budget)))
-    return dump(out), max(0, len(attributes) - MAX_ATTRIBUTES)
+    return dump(out), max(0, len(facts) - MAX_ATTRIBUTES)
+
+
+def facts_of(attributes: Mapping[Any, object] | None) -> dict[Any, object]:
+    """A mapping as a dict; one that cannot be read becomes a fact of its own. Never raises."""
+    if attributes is None:
+        return {}
+    if type(attributes) is dict:
+        return cast("dict[Any, object]", attributes)
+    try:
+        return dict(attributes.items())
+    except Exception:  # noqa: BLE001 - a mapping may be the agent's code and raise anything
+        return {type(attributes).__name__: attributes}
 
 
 def encode_list(items: Iterable[Mapping[str, object]], limit: int = MAX_ATTRIBUTES) -> tuple[str, int]:
@@ -71,18 +95,27 @@ def dump(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def canonical(value: object) -> str:
-    """Canonical JSON of any value: sorted keys, no white space, no NaN, no lone surrogates."""
-    return json.dumps(simplify(value), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+def canonical(value: Json) -> str:
+    """Compact JSON with sorted keys."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 def clean(text: str) -> str:
     """Text that UTF-8 can carry: lone surrogates become U+FFFD. A subclass of str becomes a plain one."""
     try:
-        text.encode()
+        str.encode(text)
     except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return str(text)
+        return str.encode(text, "utf-16", "surrogatepass").decode("utf-16", "replace")
+    return str.__str__(text)  # the text itself, which is not what str() makes of an enum's member
+
+
+def text_of(value: object, limit: int) -> str:
+    """Any value as text of at most `limit` bytes; one that is cut says how long it was. Never raises."""
+    text = _Simplifier().key(value)
+    if len(text) <= limit // 4 or len(whole := text.encode()) <= limit:
+        return text
+    note = f"… ({len(whole)} bytes, cut)"
+    return whole[: limit - len(note.encode())].decode("utf-8", "ignore") + note
 
 
 def safe_repr(value: object) -> str:
@@ -93,53 +126,104 @@ def safe_repr(value: object) -> str:
         return object.__repr__(value)
 
 
-def simplify(value: object) -> Json:
-    """A value as what JSON knows; sets become lists, dataclasses and models their fields, anything else its repr."""
-    return _Simplifier().of(value, 0)
-
-
 class _Simplifier:
-    """One value's conversion, with a bound on how much is looked at: circles and shared parts may unfold for ever."""
+    """One value as what JSON knows; sets become lists, dataclasses and models their fields, anything else its repr.
+
+    How much is looked at is bounded: circles and shared parts may unfold for ever.
+    """
 
     def __init__(self) -> None:
         self.left = MAX_NODES
+        self.lossy = False
 
     def of(self, value: object, depth: int) -> Json:
         kind = type(value)
+        try:
+            if kind not in _CONTAINERS and (scalar := self.scalar(value)) is not _NO_SCALAR:
+                return scalar
+            self.left -= 1
+            if depth >= MAX_DEPTH or self.left < 0:
+                return f"<{kind.__name__} nested too deep>"
+            return self.container(value, depth + 1)
+        except Exception:  # noqa: BLE001 - methods of any value are the agent's code, __class__ included
+            self.lossy = True
+            return safe_repr(value)
+
+    def scalar(self, value: object) -> Json:
+        kind = type(value)
+        if kind is int:
+            return _integer(cast("int", value))
         if kind is float:
             return _finite(cast("float", value))
-        if kind in (bool, int, type(None)):
+        if kind is bool or value is None:
             return value
         if isinstance(value, str):
-            return clean(value)
+            text = clean(value)
+            self.lossy = self.lossy or not str.__eq__(text, value)
+            return text
         if isinstance(value, (bytes, bytearray)):
-            return bytes(value).decode("utf-8", "replace")
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return _finite(float(value))
-        self.left -= 1
-        if depth >= MAX_DEPTH or self.left < 0:
-            return f"<{kind.__name__} nested too deep>"
-        return self.container(value, depth + 1)
+            return self.decoded(bytes(value))
+        if isinstance(value, numbers.Integral):  # numpy's are registered as such
+            return _integer(int.__index__(value) if isinstance(value, int) else int(value))
+        if isinstance(value, numbers.Real):
+            return _finite(float.__float__(value) if isinstance(value, float) else float(value))
+        if hasattr(kind, "ndim") and hasattr(kind, "item") and cast("Any", value).ndim == 0:
+            item = cast("Any", value).item()  # what an array of numpy's or a tensor holds that is one number
+            return self.scalar(item) if type(item) in _SCALARS else _NO_SCALAR
+        return _NO_SCALAR
+
+    def decoded(self, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            self.lossy = True
+            return data.decode("utf-8", "replace")
 
     def container(self, value: object, depth: int) -> Json:
         if isinstance(value, Mapping):
             # list(): another thread may change a dict meanwhile
-            items = list(cast("Mapping[object, object]", value).items())
-            return {self.key(k): self.of(v, depth) for k, v in items}
+            found: dict[str, Json] = {}
+            for key, item in list(cast("Mapping[object, object]", value).items()):
+                found[_free(found, self.key(key))] = self.of(item, depth)
+            return found
         if isinstance(value, (list, tuple, set, frozenset)):
             return [self.of(v, depth) for v in cast("Iterable[object]", value)]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {f.name: self.of(getattr(value, f.name, None), depth) for f in dataclasses.fields(value)}
+            return {f.name: self.field(value, f.name, depth) for f in dataclasses.fields(value)}
         fields = getattr(type(value), "model_fields", None)  # pydantic, without importing it
         if isinstance(fields, dict):
             names = map(str, cast("dict[object, object]", fields))
-            return {name: self.of(getattr(value, name, None), depth) for name in names}
+            return {name: self.field(value, name, depth) for name in names}
         return safe_repr(value)
 
+    def field(self, value: object, name: str, depth: int) -> Json:
+        try:
+            found = getattr(value, name, None)
+        except Exception as error:  # noqa: BLE001 - a property is the agent's code; the other fields are kept
+            self.lossy = True
+            return f"<{type(error).__name__}>"
+        return self.of(found, depth)
+
     def key(self, key: object) -> str:
-        return clean(key) if isinstance(key, str) else str(self.of(key, MAX_DEPTH))
+        if type(key) is str:
+            return clean(key)
+        try:
+            simple = self.scalar(key)
+        except Exception:  # noqa: BLE001 - as above
+            simple = _NO_SCALAR
+        return safe_repr(key) if simple is _NO_SCALAR else str(simple)
+
+
+def _free(taken: Mapping[str, Json], key: str) -> str:
+    """The key, numbered where another one has the same text: 1 and "1" have."""
+    free, n = key, len(taken) + 1
+    while free in taken:
+        free, n = f"{key}#{n}", n + 1
+    return free
+
+
+def _integer(value: int) -> int | str:
+    return value if value.bit_length() <= MAX_INT_BITS else hex(value)
 
 
 def _finite(value: float) -> float | str:
@@ -148,7 +232,7 @@ def _finite(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _plain(attributes: Mapping[Any, object]) -> str | None:
+def _plain(attributes: dict[Any, object]) -> str | None:
     """The whole object in one go where every value is a finite scalar and all is small: the usual case."""
     if len(attributes) > MAX_ATTRIBUTES:
         return None
@@ -156,7 +240,7 @@ def _plain(attributes: Mapping[Any, object]) -> str | None:
         if type(name) is not str or type(value) not in _SCALARS:
             return None
     try:
-        text = _strict(dict(attributes))
+        text = _strict(attributes)
         return text if len(text.encode()) <= MAX_VALUE_BYTES else None
     except ValueError:  # NaN, infinity or a lone surrogate (UnicodeEncodeError is a ValueError)
         return None
@@ -164,28 +248,23 @@ def _plain(attributes: Mapping[Any, object]) -> str | None:
 
 def _put(out: dict[str, Json], key: str, value: object, limit: int) -> int:
     """Writes one attribute with its marks; returns the bytes it takes."""
-    kind: str | None = None
-    lossy = False
-    if isinstance(value, (bytes, bytearray)):
-        text = bytes(value).decode("utf-8", "replace")
-        lossy = text.encode() != bytes(value)
-    elif isinstance(value, str):
-        text = clean(value)
-        lossy = text != value
-    elif type(value) in _SCALARS:
-        out[key] = simplify(value)
+    simplifier = _Simplifier()
+    simple = simplifier.of(value, 0)
+    if not isinstance(simple, (str, list, dict)):
+        out[key] = simple
         return len(key) + 24
-    elif _is_flat(value):
-        text = canonical(value)
-        if len(text.encode()) <= limit:
-            out[key] = simplify(value)
-            return len(key) + len(text)
+    text = simple if isinstance(simple, str) else canonical(simple)
+    flat = isinstance(simple, list) and isinstance(value, _SEQUENCES) and _is_flat(cast("list[Json]", simple))
+    if flat and len(text.encode()) <= limit:
+        out[key], size = simple, len(text)
     else:
-        text, kind = canonical(value), "json"
-    return len(key) + _put_text(out, key, text, limit, kind=kind, lossy=lossy)
+        size = _put_text(out, key, text, limit, kind=None if text is simple else "json")
+    if simplifier.lossy:
+        out[key + semconv.LOSSY] = True
+    return len(key) + size
 
 
-def _put_text(out: dict[str, Json], key: str, text: str, limit: int, *, kind: str | None, lossy: bool) -> int:
+def _put_text(out: dict[str, Json], key: str, text: str, limit: int, *, kind: str | None) -> int:
     whole = text.encode()
     if len(whole) > limit:
         out[key] = whole[:limit].decode("utf-8", "ignore")
@@ -196,14 +275,12 @@ def _put_text(out: dict[str, Json], key: str, text: str, limit: int, *, kind: st
         out[key] = text
         if kind is not None:
             out[key + semconv.TYPE] = kind
-    if lossy:
-        out[key + semconv.LOSSY] = True
     return min(len(whole), limit)
 
 
-def _is_flat(value: object) -> bool:
+def _is_flat(items: list[Json]) -> bool:
     """True for what OpenTelemetry allows as an array: scalars of one type."""
-    if not isinstance(value, _SEQUENCES):
-        return False
-    kinds = {type(item) for item in cast("Iterable[object]", value)}
+    kinds = set(map(type, items))
+    if kinds == {float, str} and all(type(item) is float or item in _NOT_FINITE for item in items):
+        return True
     return len(kinds) <= 1 and kinds <= {str, int, float, bool}

@@ -1,7 +1,12 @@
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, IntEnum
+from fractions import Fraction
+from typing import Any, ClassVar
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,6 +135,134 @@ def test_a_circle_ends() -> None:
 
 def test_keys_of_any_type_are_accepted() -> None:
     assert json.loads(attrs.encode({1: "a", None: "b"})[0]) == {"1": "a", "None": "b"}
+
+
+class Role(str, Enum):
+    USER = "user"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Loud(str):
+    def encode(self, *_: object) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] - on purpose
+        raise ValueError("no bytes for you")
+
+    def __str__(self) -> str:
+        raise ValueError("nor text")
+
+
+class Unreadable(dict[str, object]):
+    def items(self) -> Any:
+        raise ValueError("no items for you")
+
+
+class Unwalkable(list[object]):
+    def __iter__(self) -> Any:
+        raise ValueError("no items for you")
+
+
+class Unbound:
+    """What a lazy proxy is while nothing stands behind it."""
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - as proxies do
+        raise RuntimeError("unbound")
+
+
+class Model:
+    model_fields: ClassVar[dict[str, object]] = {"good": 1, "bad": 2}
+    good = 1
+
+    @property
+    def bad(self) -> int:
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: 10**5000,
+        lambda: Loud("hi"),
+        lambda: Unreadable(a=1),
+        lambda: Unwalkable([1]),
+        Unbound,
+        Model,
+        Stubborn,
+    ],
+    ids=["number", "text", "mapping", "list", "proxy", "model", "repr"],
+)
+def test_a_value_that_cannot_be_read_costs_nothing_but_itself(make: Callable[[], object]) -> None:
+    value = make()
+    assert encoded(v=value, ok=1)["ok"] == 1
+    assert '"ok":1' in str(encoded(v={"deep": [value], "ok": 1})["v"])
+
+
+def test_a_mapping_that_cannot_be_read_is_told_by_its_repr() -> None:
+    assert json.loads(attrs.encode(Unreadable(a=1))[0])["Unreadable"] == "{'a': 1}"
+
+
+def test_a_field_that_cannot_be_read_leaves_the_others() -> None:
+    assert encoded(v=Model()) == {"v": '{"bad":"<RuntimeError>","good":1}', "v.type": "json", "v.lossy": True}
+
+
+def test_a_number_that_has_no_digits_is_in_hexadecimal() -> None:
+    assert encoded(v=10**5000) == {"v": hex(10**5000)}
+    assert encoded(v=[-(10**5000)])["v"] == [hex(-(10**5000))]
+    assert encoded(v=10**300) == {"v": 10**300}
+
+
+def test_texts_of_a_kind_of_their_own_are_the_text_they_hold() -> None:
+    assert encoded(v=Role.USER) == {"v": "user"}
+    assert encoded(v=[Role.USER]) == {"v": ["user"]}
+    assert encoded(v={Role.USER: Role.USER})["v"] == '{"user":"user"}'
+    assert json.loads(attrs.encode({Role.USER: 1})[0]) == {"user": 1}
+    assert encoded(v=Loud("hi")) == {"v": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (Level.HIGH, 3),
+        (numpy.int64(3), 3),
+        (numpy.float64(0.5), 0.5),
+        (numpy.float32(0.5), 0.5),
+        (numpy.bool_(True), True),
+        (numpy.array(7), 7),
+        (numpy.float64("nan"), "NaN"),
+        (Fraction(1, 2), 0.5),
+    ],
+    ids=repr,
+)
+def test_numbers_of_a_kind_of_their_own_stay_numbers(value: object, kept: object) -> None:
+    assert encoded(v=value) == {"v": kept}
+    assert type(encoded(v=value)["v"]) is type(kept)
+    assert encoded(v=[value, value]) == {"v": [kept, kept]}
+    assert encoded(v={"n": value})["v"] == attrs.dump({"n": kept})
+
+
+def test_keys_of_equal_text_are_all_kept() -> None:
+    assert json.loads(attrs.encode({1: "a", "1": "b"})[0]) == {"1": "a", "1#2": "b"}
+    assert encoded(v={1: "a", "1": "b", "1#3": "c", b"1": "d"})["v"] == '{"1":"a","1#2":"b","1#3":"c","1#4":"d"}'
+    assert encoded(v={(1, 2): "a", (3, 4): "b"})["v"] == '{"(1, 2)":"a","(3, 4)":"b"}'
+
+
+@pytest.mark.parametrize("value", [b"\xff", "\ud83d"])
+def test_what_is_replaced_inside_is_marked_lossy_too(value: object) -> None:
+    assert encoded(v=[value]) == {"v": ["\ufffd"], "v.lossy": True}
+    assert encoded(v={"d": value}) == {"v": '{"d":"\ufffd"}', "v.type": "json", "v.lossy": True}
+
+
+def test_a_key_without_end_is_cut() -> None:
+    (key,) = json.loads(attrs.encode({"k" * (20 << 20): 1})[0])
+    assert len(key.encode()) <= attrs.MAX_KEY_BYTES
+
+
+def test_a_text_that_is_cut_says_how_long_it_was() -> None:
+    assert attrs.text_of("é" * 100, 200) == "é" * 100
+    assert attrs.text_of("é" * 101, 200) == "é" * 90 + "… (202 bytes, cut)"
+    assert [attrs.text_of(value, 9) for value in (None, 5, "\ud83d", Role.USER)] == ["None", "5", "\ufffd", "user"]
 
 
 anything = st.recursive(
