@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -29,6 +30,21 @@ NOT_IN_DIGEST = frozenset(
     {"folder", "model_dir", "trainer_id", "total_steps", "group_deadline_s", "credit", "follow", "keep_checkpoints",
      "keep_weights", "no_engine_s", "checkpoint_every", "beat_s"}
 )  # fmt: skip
+# As good as no bound, and a product of two still fits a long; so many seconds are thirty years.
+MOST = 10**9
+# Whole numbers, each from its lowest value to MOST.
+COUNTS = {
+    "total_steps": 0, "groups_per_batch": 1, "max_staleness": 0, "mini_batches": 1, "max_row_tokens": 1,
+    "micro_batch_tokens": 1, "publish_every": 0, "checkpoint_every": 1, "keep_checkpoints": 1, "cpu_threads": 1,
+    "keep_weights": 2,  # an engine may still be loading the one before
+    "credit": 1,
+}  # fmt: skip
+POSITIVE = ("lr", "max_grad_norm", "beat_s")
+NOT_NEGATIVE = ("group_deadline_s", "no_engine_s")
+SECONDS = ("beat_s", "group_deadline_s", "no_engine_s")
+NONE_ALLOWED = ("credit", "no_engine_s")
+# The number of a step is added to it.
+SEED_MAX = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,21 +124,13 @@ class TrainerConfig:
             )
         if self.loss == "reinforce" and self.correction != "none":
             raise ConfigError("loss 'reinforce' weighs no token by π/μ: take cispo or ppo, or set correction to 'none'")
-        for name in ("groups_per_batch", "mini_batches", "checkpoint_every", "keep_checkpoints", "max_row_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.publish_every < 0 or self.max_staleness < 0:
-            raise ConfigError("publish_every and max_staleness must not be negative")
+        _check_numbers(self)
         if self.follow is not None and self.publish_every:
             raise ConfigError("a trainer that follows recorded batches must not publish: set publish_every to 0")
         try:
             re.compile(self.agents)
         except re.error as error:
             raise ConfigError(f"agents is no regular expression: {error}; got {self.agents!r}") from error
-        if self.keep_weights < 2:
-            raise ConfigError("keep_weights must be at least 2: an engine may still be loading the one before")
-        if not 0 <= self.clip[0] < self.clip[1]:
-            raise ConfigError(f"clip must be 0 <= low < high, got {self.clip}")
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -143,6 +151,31 @@ class TrainerConfig:
         """sha256 over what the weights depend on; recorded with every batch."""
         values = {k: v for k, v in asdict(self).items() if k not in NOT_IN_DIGEST}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _check_numbers(config: TrainerConfig) -> None:
+    given: dict[str, Any] = {name: getattr(config, name) for name in (*COUNTS, *POSITIVE, *NOT_NEGATIVE)}
+    given = {name: x for name, x in given.items() if x is not None or name not in NONE_ALLOWED}
+    for name, value in given.items():
+        if name in COUNTS:
+            low = COUNTS[name]
+            if not isinstance(value, int) or not low <= value <= MOST:
+                raise ConfigError(f"{name} must be a whole number of at least {low}, at most {MOST}; got {value!r}")
+            continue
+        enough = _is_number(value) and (value > 0 if name in POSITIVE else value >= 0)
+        if not enough or (name in SECONDS and value > MOST):
+            least = "more than 0" if name in POSITIVE else "0 or more"
+            most = f", at most {MOST:g}" if name in SECONDS else ""
+            raise ConfigError(f"{name} must be a finite number, {least}{most}; got {value!r}")
+    if not isinstance(config.seed, int) or abs(config.seed) > SEED_MAX:  # pyright: ignore[reportUnnecessaryIsInstance] TOML
+        raise ConfigError(f"seed must be a whole number of at most 62 bits, got {config.seed!r}")
+    clip = config.clip
+    if len(clip) != 2 or not all(map(_is_number, clip)) or not 0 <= clip[0] < clip[1]:
+        raise ConfigError(f"clip must be two finite numbers, 0 <= low < high; got {clip}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and -math.inf < value < math.inf
 
 
 def named(kind: str, table: dict[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
@@ -166,5 +199,6 @@ def load_config(path: Path) -> TrainerConfig:
         raise ConfigError(f"{path}: {', '.join(missing)} must be set")
     given |= {name: Path(given[name]) for name in ("model_dir", "folder")}
     if "clip" in given:
-        given["clip"] = tuple(given["clip"])
+        clip: Any = given["clip"]
+        given["clip"] = tuple(clip) if isinstance(clip, list) else (clip,)  # pyright: ignore[reportUnknownArgumentType] TOML
     return TrainerConfig(**given)
