@@ -130,6 +130,16 @@ class Answer:
         done = sum(choice.finish_reason is not None for choice in self.choices.values())
         return done >= choices
 
+    def miscounts_response(self) -> bool:
+        """True where the engine counted other response tokens than it sent ids: some were lost on the way."""
+        sent = [choice.ids for choice in self.choices.values()]
+        known = [ids for ids in sent if ids is not None]
+        return bool(sent) and len(known) == len(sent) and self.usage.output not in (None, sum(map(len, known)))
+
+    def miscounts_prompt(self) -> bool:
+        """The same of the prompt; an image is counted as more tokens than it has ids, by some."""
+        return self.prompt_ids is not None and self.usage.input not in (None, len(self.prompt_ids))
+
     def stored(self, choice: Choice) -> Object:
         """The answer as recorded with one of its choices: no ids, no log-probs."""
         out: Object = {"object": "chat.completion", **self.head, "choices": [choice.stored()]}

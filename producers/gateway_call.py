@@ -107,6 +107,8 @@ class Exchange:
             ("nonfinite_logprobs", nonfinite > 0),
             ("no_token_ids", answered and choice.ids is None),
             ("empty", choice.ids is not None and not choice.ids),
+            ("token_count_mismatch", answer.miscounts_response()),
+            ("prompt_count_mismatch", answer.miscounts_prompt()),
         )
         policy = None if engine is None else engine.policy
         return ModelCall(

@@ -195,3 +195,32 @@ def test_an_answer_without_choices_is_no_answer(rig: MakeRig, stream: bool) -> N
     assert (got.status_code, got.json()["error"]["code"]) == (502, "upstream_broken")
     (call,) = r.broker.calls()
     assert (call.delivered, call.response, call.usage) == (False, None, Usage(input=26, output=3))
+
+
+@pytest.mark.parametrize(
+    ("ids", "counted", "flags"),
+    [
+        ([[10, 11, 12]], 3, []),
+        ([[10]], 3, ["token_count_mismatch"]),
+        ([[10, 11], [12]], 3, []),
+        ([[10, 11], [12]], 4, ["token_count_mismatch"]),
+        ([[10, 11], None], 4, []),
+        ([[10]], None, []),
+    ],
+)
+def test_ids_that_do_not_add_up_to_the_engines_count_are_flagged(
+    rig: MakeRig, ids: list[list[int] | None], counted: int | None, flags: list[str]
+) -> None:
+    choices = [
+        {"index": i, "message": {"content": "a"}, "finish_reason": "stop", "token_ids": found}
+        for i, found in enumerate(ids)
+    ]
+    r = rig(Whole({"prompt_token_ids": [1, 2], "choices": choices, "usage": {"completion_tokens": counted}}))
+    r.post(n=len(ids))
+    assert [[f for f in call.flags if f != "no_token_ids"] for call in r.broker.calls()] == [flags] * len(ids)
+
+
+def test_a_prompt_that_is_counted_otherwise_is_flagged(rig: MakeRig) -> None:  # an image has fewer ids than tokens
+    r = rig(Streamed([*ABC, STOP, USAGE_CHUNK, "[DONE]"]))
+    r.post(stream=True)
+    assert r.broker.calls()[0].flags == ["prompt_count_mismatch"]
