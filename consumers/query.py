@@ -46,8 +46,10 @@ class Query:
 
     def __call__(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Result:
         """Runs a query; parameters are written {name:Type} in it."""
+        if not (statement := sql.strip().rstrip(";")):
+            raise InvalidQuery("the query is empty; expected a SELECT over the v_… views")
         try:
-            found = self._client.query(sql.strip().rstrip(";"), parameters)
+            found = self._client.query(statement, parameters)
         except ClickHouseError as error:
             raise InvalidQuery(str(error)) from error
         return Result(tuple(found.column_names), tuple(tuple(row) for row in found.result_rows))

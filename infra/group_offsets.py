@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ..schemas.errors import Unavailable
-from .kafka_config import METADATA_TIMEOUT_S, REBALANCED, REFUSED, Names, consumer_config, denied, watermarks
+from .kafka_config import METADATA_TIMEOUT_S, REBALANCED, REFUSED, Names, client_of, consumer_config, denied, watermarks
 from .message import Position
 from .settings import Settings
 
@@ -88,7 +88,7 @@ def ask_group(settings: Settings, group: str, ask: Callable[[Consumer], T], time
 
     Raises Unavailable, and ConfigError where the broker refuses to tell.
     """
-    consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
+    consumer = client_of(Consumer, consumer_config(settings, group, isolation="read_uncommitted"))
     try:
         return patiently(lambda: ask(consumer), timeout_s, alone=consumer)
     except KafkaException as error:

@@ -22,6 +22,7 @@ from .kafka_config import (
     Isolation,
     Names,
     admin,
+    client_of,
     common_config,
     consumer_config,
     denied,
@@ -71,7 +72,7 @@ class _Client:
         self._failure: SpanloopError | None = None
         self._closing = False
         self._revoked_now: set[Position] = set()
-        self._consumer = Consumer(consumer_config(settings, group, isolation=isolation))
+        self._consumer = client_of(Consumer, consumer_config(settings, group, isolation=isolation))
 
     def poll(self, max_records: int = 1000, timeout_s: float = 0.1) -> list[Message]:
         """Up to `max_records`, waiting at most `timeout_s` for the first. Raises DataLost, Unavailable, Fenced.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -14,6 +15,7 @@ from ..schemas.topics import DEAD_LETTER_MAX_BYTES, TOPICS, Topic
 from .settings import Settings
 
 log = logging.getLogger(__name__)
+C = TypeVar("C")
 
 FETCH_MAX_BYTES = 2 * DEAD_LETTER_MAX_BYTES
 METADATA_TIMEOUT_S = 10.0
@@ -113,6 +115,15 @@ def consumer_config(settings: Settings, group: str, *, isolation: Isolation) -> 
     }
 
 
+def client_of(make: Callable[[ClientConfig], C], config: ClientConfig) -> C:
+    """A client with these settings. Raises ConfigError where librdkafka takes them not."""
+    try:
+        return make(config)
+    except KafkaException as error:
+        reason = cast("KafkaError", error.args[0]).str()
+        raise ConfigError(f"setting kafka: {reason} (SPANLOOP_KAFKA__…, or [kafka] in spanloop.toml)") from error
+
+
 class Names:
     """Topic names with and without the prefix."""
 
@@ -185,7 +196,7 @@ def partitions(settings: Settings, topic: Topic) -> int:
 
 def admin(settings: Settings) -> AdminClient:
     """An admin client. Keep it until its futures are resolved."""
-    return AdminClient(common_config(settings, "admin"))
+    return client_of(AdminClient, common_config(settings, "admin"))
 
 
 def no_broker(settings: Settings, timeout_s: float) -> Unavailable:
@@ -199,7 +210,7 @@ def no_broker(settings: Settings, timeout_s: float) -> Unavailable:
 def wait_for_broker(settings: Settings, timeout_s: float = METADATA_TIMEOUT_S) -> None:
     """Returns once a broker answers. Raises Unavailable naming host and port."""
     config = common_config(settings, "admin")
-    client = AdminClient(config)
+    client = client_of(AdminClient, config)
     try:
         client.list_topics(timeout=timeout_s)
     except KafkaException as error:

@@ -11,7 +11,7 @@ from ..schemas.errors import ConfigError, Unavailable
 from ..schemas.topics import Topic
 from .group_offsets import refusal
 from .kafka import consumer_config, partitions, watermarks
-from .kafka_config import denied
+from .kafka_config import client_of, denied
 from .settings import Settings
 
 TIMEOUT_S = 5.0
@@ -38,7 +38,7 @@ class Lag:
 
     def __init__(self, settings: Settings, group: str, topics: Sequence[Topic]) -> None:
         self._settings, self._group = settings, group
-        self._consumer = Consumer(consumer_config(settings, group, isolation="read_uncommitted"))
+        self._consumer = client_of(Consumer, consumer_config(settings, group, isolation="read_uncommitted"))
         self._short = {t.full(settings.prefix): t.name for t in topics}
         self._parts = [(t.full(settings.prefix), p) for t in topics for p in range(partitions(settings, t))]
 

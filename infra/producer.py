@@ -25,7 +25,7 @@ from confluent_kafka import Producer as KafkaProducer
 from ..schemas.errors import BackPressure, ConfigError, DeliveryFailed, MissingKey, RecordTooLarge
 from ..schemas.serde import Encoder
 from ..schemas.topics import BY_RECORD, DEAD_LETTER_MAX_BYTES, Record, Topic, key_of
-from .kafka_config import REFUSED, ClientConfig, Names, common_config, not_allowed
+from .kafka_config import REFUSED, ClientConfig, Names, client_of, common_config, not_allowed
 from .registry import encoder
 from .settings import Settings
 
@@ -100,9 +100,8 @@ class Producer:
         self._settings = settings
         self._name = name
         self._names = Names(settings.prefix)
-        self.client = client or KafkaProducer(
-            {**producer_config(settings, name, transactional_id), "linger.ms": linger_ms}
-        )
+        config = {**producer_config(settings, name, transactional_id), "linger.ms": linger_ms}
+        self.client = client or client_of(KafkaProducer, config)
         self.delivered = 0
         self.failed = 0
         self.failure: DeliveryFailed | None = None

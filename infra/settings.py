@@ -11,8 +11,10 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from ..schemas.errors import ConfigError
@@ -36,6 +38,21 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _http(value: str) -> str:
+    """Nothing of it is told: it may hold a password."""
+    try:
+        parts = urlsplit(value)
+        reachable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # brackets or a port that are none
+        reachable = False
+    if value and not reachable:
+        raise PydanticCustomError("url", "expected http://host:port or https://host:port")
+    return value
+
+
+Url = Annotated[str, AfterValidator(_http)]
+
+
 class Settings(BaseSettings):
     """Where everything is and how it is to behave. Frozen; a process makes one and hands it on."""
 
@@ -51,7 +68,7 @@ class Settings(BaseSettings):
     """embedded: the twins of one `spanloop up`; local: infra/compose.yaml; remote: whatever the addresses say."""
     bootstrap: str = ""
     """Kafka brokers, host:port, comma separated."""
-    registry_url: str = ""
+    registry_url: Url = ""
     """Schema registry with Confluent's routes."""
     registry_user: str = ""
     """For basic authentication at the schema registry; empty = none."""
@@ -61,11 +78,11 @@ class Settings(BaseSettings):
     """File with the certificates that an https registry is trusted by; empty = the system's."""
     registry_wait_s: float = Field(default=60.0, ge=0)
     """How long a part waits at its start for the schema registry, before it gives up."""
-    clickhouse_url: str = ""
+    clickhouse_url: Url = ""
     """ClickHouse's HTTP interface, http://user:password@host:port."""
     clickhouse_database: str = "spanloop"
     """Database for tables and views; made by `spanloop init`."""
-    gateway_url: str = "http://127.0.0.1:8700"
+    gateway_url: Url = "http://127.0.0.1:8700"
     """Where agents reach the gateway, without /v1."""
     prefix: str = "spanloop"
     """Put before every topic name, consumer group and transactional id; one pool, one prefix."""
@@ -89,7 +106,7 @@ class Settings(BaseSettings):
     """Signs the per-attempt keys; the same for workers and gateways. Empty = no keys: only its URL binds a call."""
     home: Path = Path("runs")
     """Folder for runs: ClickHouse data, checkpoints, exports."""
-    otel_endpoint: str = ""
+    otel_endpoint: Url = ""
     """OTLP endpoint for spanloop's own metrics and traces; empty = off."""
     log_format: Literal["console", "json"] = "console"
     """How log lines look: for people, or one JSON object a line."""
@@ -104,7 +121,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, e['loc']))}: {_wrong(e['type'], e['msg'])}" for e in error.errors()]
             raise ConfigError(f"setting {'; '.join(wrong)} ({PREFIX}… variables, {FILE} or arguments)") from error
-        except ValueError as error:  # no TOML, or a variable that should hold JSON and does not
+        except (ValueError, OSError) as error:  # no TOML, a file that we may not read, a variable that holds no JSON
             raise ConfigError(f"settings cannot be read from {PREFIX}… variables or {FILE}: {error}") from error
 
     @classmethod

@@ -37,7 +37,7 @@ Headers = Sequence[tuple[str, "str | bytes | None"]] | None
 REFUSED_S = 30.0
 # Garbage makes an id of any four bytes.
 MAX_REFUSED = 10_000
-# What goes wrong with a foreign schema may quote all of it.
+# What goes wrong with a foreign schema or body may quote all of it.
 MAX_REASON = 500
 T = TypeVar("T")
 # fastavro's stubs leave its file argument untyped
@@ -134,7 +134,7 @@ def decode_body(record: type[T], body: bytes, writer: str) -> T:
     try:
         decoded, end = _reader(own)(body) if writer == schema_json(own) else _read_foreign(own, body, writer)
     except Exception as error:  # garbage raises nearly anything; all of it is the record's fault
-        raise InvalidRecord("undecodable", f"body is no {record.__name__}: {type(error).__name__} {error}") from error
+        raise _undecodable(f"body is no {record.__name__}", error) from error
     if end > len(body):
         raise InvalidRecord("undecodable", f"body is no {record.__name__}: it ends {end - len(body)} bytes early")
     if left := len(body) - end:
@@ -172,9 +172,12 @@ def _writer_schema(schema_id: int | str, text: str) -> str:
             if root["type"] != "record" or not isinstance(root["fields"], list):
                 raise TypeError(f"expected a record and a list of its fields, got type {root['type']}")
     except Exception as error:  # a foreign text raises nearly anything; all of it is the record's fault
-        reason = f"schema id {schema_id} is no Avro record that stands alone: {type(error).__name__} {error}"
-        raise InvalidRecord("undecodable", reason[:MAX_REASON]) from error
+        raise _undecodable(f"schema id {schema_id} is no Avro record that stands alone", error) from error
     return own or text
+
+
+def _undecodable(what: str, error: Exception) -> InvalidRecord:
+    return InvalidRecord("undecodable", f"{what}: {type(error).__name__} {error}"[:MAX_REASON])
 
 
 class Decoder:

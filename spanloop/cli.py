@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -19,12 +20,18 @@ from spanloop.schemas.errors import ConfigError, SpanloopError
 
 VERBOSE = "spanloop.verbose"
 
+
+def width_of(stream: TextIO) -> int | None:
+    """Columns for a console; None = the terminal's. Whatever reads a pipe or a file wants lines whole."""
+    return None if stream.isatty() or "COLUMNS" in os.environ else 100_000
+
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Train agents from their events."
 )
 # What is printed is data: brackets and colons in it are its own.
-out = Console(markup=False, emoji=False)
-err = Console(stderr=True, markup=False, emoji=False)
+out = Console(markup=False, emoji=False, width=width_of(sys.stdout))
+err = Console(stderr=True, markup=False, emoji=False, width=width_of(sys.stderr))
 
 
 def marked(word: str, style: str, text: str) -> Text:
@@ -119,10 +126,12 @@ def demo(
     kafka: Annotated[bool, typer.Option(help="On a real Kafka broker (Java 17).")] = False,
 ) -> None:
     """Train an agent through the whole loop on this machine."""
-    from spanloop.demo import DemoConfig, run_demo
-
     if control not in (None, "frozen", "shuffled"):
         raise ConfigError(f"--control {control}: expected frozen or shuffled")
+    if report is not None and not report.absolute().parent.is_dir():
+        raise ConfigError(f"--report {report}: there is no folder {report.absolute().parent}")
+    from spanloop.demo import DemoConfig, run_demo
+
     config = DemoConfig(
         seed=seed,
         rollouts=rollouts,
@@ -140,12 +149,24 @@ def demo(
 
 
 def main() -> None:
-    """Entry point: an error made on purpose is a message and status 1, not a traceback."""
+    """Entry point: an error made on purpose, or about a file, is a message and status 1, not a traceback."""
     from spanloop import cli_ask, cli_letters, cli_ops, cli_parts  # they register their commands here
 
     del cli_ask, cli_letters, cli_ops, cli_parts
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # of what a terminal's encoding lacks
     try:
         app()
     except SpanloopError as error:
-        err.print(marked(type(error).__name__, "bold red", f": {logs.masked(str(error))}"))
-        sys.exit(1)
+        failed(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        failed(error)
+
+
+def failed(error: Exception) -> NoReturn:
+    """Ends the command with what went wrong."""
+    err.print(marked(type(error).__name__, "bold red", f": {logs.masked(str(error))}"))
+    sys.exit(1)

@@ -70,7 +70,7 @@ def tail(
     topic: Annotated[str, typer.Argument(help="A topic, such as spans.")],
     home: Annotated[Path | None, typer.Option(help="Folder of a finished run: prints its exported topic.")] = None,
     beginning: Annotated[bool, typer.Option("--from-beginning", help="Not only what comes from now on.")] = False,
-    count: Annotated[int | None, typer.Option("-n", help="Stop after so many records.")] = None,
+    count: Annotated[int | None, typer.Option("-n", min=1, help="Stop after so many records.")] = None,
     where: Annotated[
         str | None, typer.Option(help="Only records of which it holds: \"value < 0.5 and @key ~ '^ro-1'\".")
     ] = None,

@@ -75,7 +75,7 @@ def sink(context: typer.Context) -> None:
 def gateway(
     context: typer.Context,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 8700,
+    port: Annotated[int, typer.Option(min=0, max=65_535)] = 8700,
     upstream: Annotated[
         str | None, typer.Option(help="OpenAI-compatible base URL; default: engines that report.")
     ] = None,

@@ -34,6 +34,11 @@ def test_what_is_no_query_is_refused(lab: Lab, sql: str) -> None:
         query(lab.settings, sql)
 
 
+def test_an_empty_query_says_what_is_expected(lab: Lab) -> None:
+    with pytest.raises(InvalidQuery, match="the query is empty; expected a SELECT"):
+        query(lab.settings, " ; ")
+
+
 def test_results_render_as_csv_tsv_and_json() -> None:
     result = Result(("a", "b"), ((1, 'x,"y"'), (None, {"k": [float("nan"), b"\x00\xff"]})))
     assert list(csv.reader(io.StringIO(render(result, "csv")))) == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
@@ -13,14 +13,23 @@ from waiting import until
 
 from spanloop.infra.embedded_broker import KEPT_BYTES, EmbeddedBroker
 from spanloop.infra.kafka import Member, Message, Position, Reader, wait_for_broker
-from spanloop.infra.kafka_config import Names, consumer_config, watermarks
+from spanloop.infra.kafka_config import Names, admin, consumer_config, watermarks
+from spanloop.infra.lag import Lag
 from spanloop.infra.producer import Producer, producer_config
 from spanloop.infra.settings import Settings
-from spanloop.schemas.errors import DataLost, Unavailable
+from spanloop.schemas.errors import ConfigError, DataLost, Unavailable
 from spanloop.schemas.records import Task
+from spanloop.schemas.serde import Encoder, local_ids
 from spanloop.schemas.topics import TASKS
 
 WAIT_S = 20.0
+CLIENTS: dict[str, Callable[[Settings], object]] = {
+    "consumer": lambda settings: Member(settings, "g", ["tasks"]),
+    "producer": lambda settings: Producer(settings, "p", encode=Encoder(local_ids())),
+    "lag": lambda settings: Lag(settings, "g", [TASKS]),
+    "broker": wait_for_broker,
+    "admin": admin,
+}
 KB = 100_000
 
 
@@ -247,6 +256,16 @@ def test_settings_for_librdkafka_may_tune_but_not_weaken() -> None:
     assert (consumer["fetch.wait.max.ms"], consumer["auto.offset.reset"]) == ("7", "error")
     assert consumer["enable.auto.commit"] is False
     assert producer_config(settings, "p")["acks"] == "all"
+
+
+@pytest.mark.parametrize("kafka", [{"no.such.setting": "1"}, {"security.protocol": "none"}])
+@pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
+def test_a_setting_that_librdkafka_takes_not_is_named(
+    make: Callable[[Settings], object], kafka: dict[str, str]
+) -> None:
+    settings = Settings(bootstrap="127.0.0.1:1", registry_url="http://127.0.0.1:1", kafka=kafka)
+    with pytest.raises(ConfigError, match=f"setting kafka: .*{next(iter(kafka))}.*SPANLOOP_KAFKA"):
+        make(settings)
 
 
 def test_names_with_and_without_the_prefix() -> None:

@@ -96,3 +96,21 @@ def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         settings.prefix = "other"
     assert settings.with_(prefix="other").prefix == "other"
+
+
+@pytest.mark.parametrize("name", ["registry_url", "clickhouse_url", "gateway_url", "otel_endpoint"])
+@pytest.mark.parametrize(
+    "url", ["host:8081", "ftp://host:1", "http://", "http://host:99999", "http://host:abc", "http://[::1"]
+)
+def test_what_is_no_url_is_refused_and_not_told_for_its_password(name: str, url: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"setting {name}: expected http://host:port or https://host:port \("
+    ) as said:
+        Settings(**{name: url.replace("host", "user:secret@host")})
+    assert "secret" not in str(said.value)
+
+
+def test_a_settings_file_that_cannot_be_read_is_named(folder: Path) -> None:
+    (folder / "spanloop.toml").symlink_to("/proc/self/mem")  # not even root reads its first bytes
+    with pytest.raises(ConfigError, match=r"settings cannot be read from .*spanloop\.toml"):
+        Settings()
