@@ -19,7 +19,10 @@ NO_STRINGS: dict[str, str] = {}
 
 
 # Null values have no key in the map, nested ones are JSON text.
-PAIRS = "JSONExtractKeysAndValues({spans.attributes}, 'String')"
+PARSED = "JSONExtractKeysAndValues({spans.attributes}, 'String')"
+# What is no JSON object, such as one with a bare NaN in it, is kept as the text that it is.
+PAIRS = f"""if(empty({PARSED}) AND length({{spans.attributes}}) > 2 AND JSONType({{spans.attributes}}) != 'Object',
+      [('{semconv.UNPARSED}', {{spans.attributes}})], {PARSED})"""
 # By the same marks as the SDK's.
 CAPPED_PAIRS = f"""arrayFlatten(arrayMap(x ->
       if(length(x.2) <= {MAX_VALUE_BYTES}, [x], [

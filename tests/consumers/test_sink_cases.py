@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from events import Bench, batch, end, llm, rew, span, span_id
 from sink_rig import T0_NS, Lab
 
@@ -120,3 +121,15 @@ def test_a_null_and_a_nested_attribute_as_the_sdk_sends_them(lab: Lab) -> None: 
     nested = {"tool.args": '{"a":[1,{"b":null}]}', "tool.args.type": "json"}
     assert lab.one("SELECT attributes FROM v_spans") == {"k": "1", **nested}
     assert lab.one("SELECT attributes['gen_ai.prompt.0.content'] FROM v_spans") == ""
+
+
+@pytest.mark.parametrize("text", ['{"loss":NaN,"step":3}', '{"a":"\\ud800"}', "[1]", '"a"', "no JSON"])
+def test_attributes_that_are_no_json_object_are_kept_as_the_text_that_they_are(lab: Lab, text: str) -> None:
+    lab.store(lab.batch(lab.span(attributes=text)))
+    assert lab.one("SELECT attributes FROM v_spans") == {"spanloop.unparsed": text}
+
+
+@pytest.mark.parametrize("text", ["{}", "{ }", "", '{"k":null}'])
+def test_a_span_without_attributes_has_none(lab: Lab, text: str) -> None:
+    lab.store(lab.batch(lab.span(attributes=text)))
+    assert lab.one("SELECT attributes FROM v_spans") == {}
