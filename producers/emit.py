@@ -10,7 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 
 from ..schemas import ids, semconv
 from ..schemas.credit import valid
@@ -22,6 +22,11 @@ from .context import Scope
 
 Attributes = Mapping[str, object] | None
 Kind = Literal["message", "object", "annotation", "exception", "operation", "rollout"]
+
+# A reward's topic takes records of 1 MiB.
+MAX_COMMENT_BYTES = 768 << 10
+MAX_MESSAGE_BYTES = 64 << 10  # of a span's status; an exception's message is in its attributes too
+MAX_NAME_BYTES = 4 << 10
 
 # Where a record is only built, it still needs ids of the right shape.
 DETACHED = "detached"
@@ -41,11 +46,14 @@ def emit_reward(
     """Judges the attempt, or with `step` (or a `span_id`) one call of it: by default the last one of this context.
 
     A mapping gives several dimensions, `primary_key` names the one that counts. NaN, infinity and what is past ±1e30
-    are sent with a warning: the assembler quarantines them. Raises TypeError or ValueError for what is no number.
+    are sent with a warning: the assembler quarantines them. A comment is cut at 768 KiB, and then says so.
+    Raises TypeError or ValueError for what is no number, or no text where there should be one.
     """
     scope = context.require("emit_reward") if propagate else context.active()
-    number, dimensions = _figures(value, primary_key)
+    number, dimensions, primary = _figures(value, primary_key)
     step = span_id is not None if step is None else step
+    if comment is None and (facts := attrs.facts_of(attributes)):
+        comment = attrs.encode(facts)[0]
     reward = make_reward(
         scope,
         number,
@@ -53,8 +61,8 @@ def emit_reward(
         scope="step" if step else "final",
         span_id=span_id or (context.last_call() if step else None),
         dimensions=dimensions,
-        primary=primary_key if dimensions else None,
-        comment=comment if comment is not None or not attributes else attrs.encode(attributes)[0],
+        primary=primary,
+        comment=comment,
     )
     if propagate and scope is not None:
         scope.sink.reward(reward)
@@ -72,7 +80,10 @@ def make_reward(
     primary: str | None = None,
     comment: str | None = None,
 ) -> Reward:
-    """A reward of the attempt `owner`, numbered in its sequence."""
+    """A reward of the attempt `owner`, numbered in its sequence. Raises TypeError for a text that is none."""
+    name = _text(name, "a reward's name", MAX_NAME_BYTES)
+    span_id = None if span_id is None else _text(span_id, "a reward's span_id", MAX_NAME_BYTES)
+    comment = None if comment is None else _text(comment, "a reward's comment", MAX_COMMENT_BYTES)
     return Reward(
         reward_id=ids.reward_id(),
         rollout_id=owner.rollout_id if owner else DETACHED,
@@ -94,12 +105,12 @@ def emit_message(message: str, attributes: Attributes = None, *, propagate: bool
     """Says something. Raises TypeError for anything but a string."""
     if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance] - agents are not type-checked
         raise TypeError(f"emit_message takes a str, got {type(message).__name__}; use emit_object")
-    return _emit("message", {semconv.BODY: message, **(attributes or {})}, propagate=propagate)
+    return _emit("message", {semconv.BODY: message, **attrs.facts_of(attributes)}, propagate=propagate)
 
 
 def emit_object(value: object, attributes: Attributes = None, *, propagate: bool = True) -> Span:
     """Keeps a value as JSON; what JSON does not know becomes its repr."""
-    return _emit("object", {semconv.BODY: value, **(attributes or {})}, propagate=propagate)
+    return _emit("object", {semconv.BODY: value, **attrs.facts_of(attributes)}, propagate=propagate)
 
 
 def emit_annotation(annotation: Mapping[str, object], *, propagate: bool = True) -> Span:
@@ -111,7 +122,7 @@ def emit_exception(error: BaseException, attributes: Attributes = None, *, propa
     """Keeps an exception that the agent has dealt with. Raises TypeError for anything else."""
     if not isinstance(error, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
         raise TypeError(f"emit_exception takes an exception, got {type(error).__name__}")
-    facts = {**exception_attributes(error), **(attributes or {})}
+    facts = {**exception_attributes(error), **attrs.facts_of(attributes)}
     return _emit("exception", facts, status="error", message=text_of(error), propagate=propagate)
 
 
@@ -120,8 +131,15 @@ def exception_attributes(error: BaseException) -> dict[str, object]:
     return {
         semconv.EXCEPTION_TYPE: type_of(error),
         semconv.EXCEPTION_MESSAGE: text_of(error),
-        semconv.EXCEPTION_STACKTRACE: "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        semconv.EXCEPTION_STACKTRACE: _stack(error),
     }
+
+
+def _stack(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:  # noqa: BLE001 - what a traceback asks an exception for is the agent's code
+        return text_of(error)
 
 
 def type_of(error: BaseException) -> str:
@@ -155,14 +173,14 @@ def make_span(
     return Span(
         trace_id=scope.trace_id if scope else ids.trace_id(),
         span_id=span_id or ids.span_id(),
-        name=name,
+        name=attrs.text_of(name, MAX_NAME_BYTES),
         start_ns=start_ns,
         end_ns=end_ns,
         parent_span_id=parent,
         sequence=scope.sequence() if scope else 0,
         scope_name="spanloop",
         status=status,
-        status_message=message,
+        status_message=attrs.text_of(message, MAX_MESSAGE_BYTES),
         attributes=text,
         dropped_attributes=dropped,
     )
@@ -173,7 +191,7 @@ def _emit(
 ) -> Span:
     scope = context.require(f"emit_{kind}") if propagate else context.active()
     now = time.time_ns()
-    facts = {semconv.KIND: kind, **attributes}
+    facts = {semconv.KIND: kind, **attrs.facts_of(attributes)}
     span = make_span(
         scope,
         f"spanloop.{kind}",
@@ -189,13 +207,22 @@ def _emit(
     return span
 
 
-def _figures(value: object, primary_key: str | None) -> tuple[float | None, dict[str, float]]:
+def _figures(value: object, primary_key: str | None) -> tuple[float | None, dict[str, float], str | None]:
+    """(number, dimensions, the one that counts): a number, or dimensions."""
     if not isinstance(value, Mapping):
-        return number(value, "the reward"), {}
-    dimensions = {str(k): number(v, f"dimension {k!r}") for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if primary_key not in dimensions:
+        return number(value, "the reward"), {}, None
+    named = cast("Mapping[object, object]", value).items()
+    dimensions = {attrs.text_of(k, MAX_NAME_BYTES): number(v, f"dimension {k!r}") for k, v in named}
+    primary = attrs.text_of(primary_key, MAX_NAME_BYTES)
+    if primary_key is None or primary not in dimensions:
         raise ValueError(f"primary_key must be one of the dimensions {sorted(dimensions)}, got {primary_key!r}")
-    return None, dimensions
+    return None, dimensions, primary
+
+
+def _text(value: object, what: str, limit: int) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, got {type(value).__name__}")
+    return attrs.text_of(value, limit)
 
 
 def number(value: object, what: str) -> float:

@@ -47,6 +47,7 @@ _OVERFLOW = re.compile(
 _NO_ANSWER = ("APIConnectionError", "APITimeoutError", "ConnectError", "ReadError", "RemoteProtocolError",
               "ReadTimeout", "ConnectTimeout", "WriteError", "PoolTimeout")  # fmt: skip
 _REASON_CHARS = 500
+_REASON_BYTES = 4 << 10
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 
 
@@ -148,11 +149,12 @@ def of_order(status: EndStatus, reason: str) -> Outcome:
 
 def end_marker(assignment: Assignment, task: Task, outcome: Outcome, worker_id: str, now_ns: int) -> AttemptEnd:
     """The end marker; its counts are filled in by the spool."""
+    error_type = None if outcome.error_type is None else attrs.text_of(outcome.error_type, _REASON_BYTES)
     return AttemptEnd(
         status=outcome.status,
         end_ns=now_ns,
-        reason=None if outcome.reason is None else attrs.clean(outcome.reason),
-        error_type=outcome.error_type,
+        reason=None if outcome.reason is None else attrs.text_of(outcome.reason, _REASON_BYTES),
+        error_type=error_type,
         failure_class=outcome.failure_class,
         context=context_of(task, pins=assignment.pins, attempt_number=assignment.attempt_number, worker_id=worker_id),
         final=is_final(
@@ -160,7 +162,7 @@ def end_marker(assignment: Assignment, task: Task, outcome: Outcome, worker_id: 
             assignment.attempt_number,
             outcome.status,
             failure_class=outcome.failure_class,
-            error_type=outcome.error_type,
+            error_type=error_type,
         ),
     )
 

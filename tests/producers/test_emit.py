@@ -2,12 +2,14 @@ import json
 import math
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 from spanloop.producers import context, emit_annotation, emit_exception, emit_message, emit_object, emit_reward, record
 from spanloop.schemas import semconv
 from spanloop.schemas.records import Span
+from spanloop.schemas.serde import encode_body
 
 
 def facts(span: Span) -> dict[str, object]:
@@ -64,6 +66,26 @@ def test_what_is_no_number_is_refused() -> None:
     assert seen.rewards == []
 
 
+def test_a_reward_is_not_lost_for_its_texts() -> None:
+    with record() as seen:
+        emit_reward(1.0, name="\ud83d", comment="bad \ud83d")
+        emit_reward({"\ud83d": 1.0}, primary_key="\ud83d")
+        emit_reward(1.0, comment="x" * (2 << 20))
+    named, several, long = seen.rewards
+    assert (named.name, named.comment) == ("\ufffd", "bad \ufffd")
+    assert (several.dimensions, several.primary) == ({"\ufffd": 1.0}, "\ufffd")
+    assert str(long.comment).endswith("x… (2097152 bytes, cut)")
+    for reward in seen.rewards:
+        assert len(encode_body(reward)) < 1 << 20
+
+
+@pytest.mark.parametrize("wrong", [{"comment": {"a": 1}}, {"span_id": 123}, {"name": None}])
+def test_a_text_of_a_reward_that_is_none_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    with record() as seen, pytest.raises(TypeError, match=rf"a reward's {next(iter(wrong))} must be a str, got"):
+        emit_reward(1.0, **wrong)
+    assert seen.rewards == []
+
+
 def test_a_step_reward_judges_the_last_call_of_its_context() -> None:
     with record() as seen:
         emit_reward(0.1, step=True)
@@ -104,6 +126,36 @@ def test_a_message_an_object_an_annotation_and_an_exception_are_spans() -> None:
     assert facts(seen.spans[3])[semconv.EXCEPTION_TYPE] == "ValueError"
     assert "boo" in str(facts(seen.spans[3])[semconv.EXCEPTION_STACKTRACE])
     assert [s.status for s in seen.spans] == ["ok", "ok", "ok", "error"]
+
+
+class Odd(SyntaxError):
+    @property
+    def lineno(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - on purpose
+        raise RuntimeError("not now")
+
+
+def test_an_exception_is_kept_however_long_or_odd_it_is() -> None:
+    with record() as seen:
+        emit_exception(ValueError("x" * (20 << 20)))
+        emit_exception(Odd("boo"))
+    long, odd = seen.spans
+    assert long.status_message.endswith("x… (20971520 bytes, cut)")
+    assert len(long.status_message) <= 64 << 10
+    assert odd.status_message == facts(odd)[semconv.EXCEPTION_MESSAGE]
+
+
+def test_facts_that_cannot_be_read_cost_nothing_else() -> None:
+    class Unreadable(dict[str, object]):
+        def keys(self) -> Any:
+            raise ValueError("no keys for you")
+
+        items = keys
+
+    with record() as seen:
+        emit_message("hi", Unreadable(a=1))
+        emit_annotation(Unreadable(a=1))
+    assert facts(seen.spans[0])[semconv.BODY] == "hi"
+    assert [facts(s)["Unreadable"] for s in seen.spans] == ["{'a': 1}"] * 2
 
 
 @pytest.mark.parametrize("emit", [emit_message, emit_exception])

@@ -10,7 +10,8 @@ from spanloop.producers.context import Scope
 from spanloop.producers.outcome import Outcome
 from spanloop.producers.recording import Recorded
 from spanloop.schemas import semconv
-from spanloop.schemas.records import Assignment, Limits, Span, Task
+from spanloop.schemas.records import Assignment, Limits, Span, SpanBatch, Task
+from spanloop.schemas.serde import encode_body
 from spanloop.schemas.spans import Credit
 
 GATEWAY = "http://127.0.0.1:8700"
@@ -197,6 +198,16 @@ def test_a_failure_is_final_unless_it_is_tried_again(ended: Outcome, final: bool
     task = Task("ro-1", "run-1", limits=Limits(max_attempts=2))
     end = outcome.end_marker(Assignment("wo-1", "at-1", task=task), task, ended, "wo-1", 1)
     assert end.final is final
+
+
+def test_an_end_marker_is_small_whatever_was_raised() -> None:
+    kind = type("K" * (1 << 20), (Exception,), {"__module__": "\ud83d"})
+    ended = outcome.judge(scope(), None, kind("x" * (20 << 20)), GATEWAY)
+    end = outcome.end_marker(Assignment("wo-1", "at-1", task=TASK), TASK, ended, "wo-1", 1)
+    root = outcome.root_span(scope(), "my_agent", ended, 5, 9)
+    assert str(end.error_type).startswith("\ufffd.KKK")
+    assert len(encode_body(SpanBatch("ro-1", "at-1", "p", end=end))) < 10 << 10
+    assert len(encode_body(SpanBatch("ro-1", "at-1", "p", spans=[root]))) < 4 << 20
 
 
 def test_the_root_span_carries_what_was_raised() -> None:
