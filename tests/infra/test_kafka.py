@@ -24,7 +24,7 @@ from spanloop.schemas.topics import TASKS
 
 WAIT_S = 20.0
 CLIENTS: dict[str, Callable[[Settings], object]] = {
-    "consumer": lambda settings: Member(settings, "g", ["tasks"]),
+    "consumer": lambda settings: Member(settings, "g", [TASKS]),
     "producer": lambda settings: Producer(settings, "p", encode=Encoder(local_ids())),
     "lag": lambda settings: Lag(settings, "g", [TASKS]),
     "broker": wait_for_broker,
