@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..schemas.credit import UNUSED
 from ..schemas.records import Assembly, AttemptContext, Call, ModelCall, RewardRef, Row, Trajectory
 from ..schemas.semconv import FLAGS
 from .attempt import OpenAttempt
 from .nodes import SpanNode
 from .order import Tree, call_order
 from .rewards import StepRule, credits, final_reward, place
-from .selection import ChoiceRule, excluded, unused_choices
+from .selection import ChoiceRule, excluded, same_calls, unused_choices
 from .stitch import Drawn, build_row, resolve_prompts, row_key, stitch
-
-# Calls whose answer never reached the agent, or that it did not use: no reward is placed on them.
-UNUSED = {"undelivered", "client_retry", "unused_choice"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,7 @@ class _Calls:
     nodes: list[SpanNode]
     prompts: list[bytes | None]
     reasons: list[str | None]
+    twins: dict[int, int]  # a call seen twice -> the one that stays
 
 
 def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str) -> Trajectory:
@@ -46,7 +45,7 @@ def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str) -> Trajectory
     nodes = attempt.latest_spans()
     tree = Tree(nodes)
     end = None if attempt.end is None else attempt.end.end
-    found = _calls(nodes, rules, failed=attempt.failed)
+    found = _calls(nodes, rules, tree, failed=attempt.failed)
     joined = stitch(_drawn(found, tree))
     order = call_order(found.nodes, joined.follows, tree)
     position = {index: k for k, index in enumerate(order)}
@@ -56,7 +55,8 @@ def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str) -> Trajectory
     calls = [found.nodes[i] for i in order]
     reasons = [found.reasons[i] for i in order]
     used = [reason not in UNUSED for reason in reasons]
-    own, refs = place(calls, used, rewards, tree, rules.steps)
+    twins = {position[i]: position[kept] for i, kept in found.twins.items()}
+    own, refs = place(calls, rewards, tree, used=used, twins=twins, rule=rules.steps)
     context = AttemptContext() if end is None else end.context
     credit = credits(context.credit, own, final, [r is None for r in reasons], used)
     paths = [tree.agent_path(call.span_id) for call in calls]
@@ -120,7 +120,7 @@ def without_calls(trajectory: Trajectory) -> Trajectory:
     return replace(without_rows(trajectory), calls=list[Call](), rewards=list[RewardRef]())
 
 
-def _calls(nodes: Sequence[SpanNode], rules: AssemblyRules, *, failed: bool) -> _Calls:
+def _calls(nodes: Sequence[SpanNode], rules: AssemblyRules, tree: Tree, *, failed: bool) -> _Calls:
     """Every model call; its whole prompt; why it is in no row."""
     calls = [n for n in nodes if n.call is not None]
     prompts = _prompts(calls)
@@ -128,9 +128,12 @@ def _calls(nodes: Sequence[SpanNode], rules: AssemblyRules, *, failed: bool) -> 
     if rules.choices == "used":
         for i in unused_choices(calls, prompts):
             reasons[i] = "unused_choice"
+    twins = same_calls(calls, prompts, reasons, tree)
+    for i in twins:
+        reasons[i] = "same_call"
     if failed and rules.failed == "drop":
         reasons = [reason or "failed" for reason in reasons]
-    return _Calls(calls, prompts, reasons)
+    return _Calls(calls, prompts, reasons, twins)
 
 
 def _prompts(calls: Sequence[SpanNode]) -> list[bytes | None]:

@@ -21,42 +21,44 @@ from itertools import pairwise
 from .nodes import SpanNode
 
 Edge = tuple[int, int]  # indices of (earlier, later) calls
-# A cycle of parents is broken data; no real tree is this deep.
-MAX_DEPTH = 1_000
+# Characters of an agent path; no real one is longer, and every call carries its own.
+MAX_PATH = 1_000
 
 
 class Tree:
-    """Spans by id. Where choices share a span, any of them stands for it."""
+    """Spans by id. Where choices share a span, any of them stands for it; spans in a circle of parents are roots."""
 
     def __init__(self, nodes: Iterable[SpanNode]) -> None:
         self.spans: dict[str, SpanNode] = {}
         for node in nodes:
             self.spans.setdefault(node.span_id, node)
-        self._paths: dict[str, str] = {}
+        self._circles = _circles(self.spans)
+        self._paths: dict[str, tuple[str, str | None]] = {}  # span -> (agent path, its last agent)
 
     def missing_parents(self) -> set[str]:
         """Parents that are named and not there."""
         return {n.parent for n in self.spans.values() if n.parent is not None and n.parent not in self.spans}
 
-    def ancestors(self, span_id: str) -> list[SpanNode]:
-        """The span and everything above it, from the span up."""
-        out: list[SpanNode] = []
-        at = self.spans.get(span_id)
-        while at is not None and len(out) < MAX_DEPTH:
-            out.append(at)
-            at = self.spans.get(at.parent) if at.parent is not None else None
-        return out
+    def parent(self, span_id: str) -> SpanNode | None:
+        """The span above a span; None = there is none, or it is not there."""
+        node = self.spans.get(span_id)
+        if node is None or node.parent is None or span_id in self._circles:
+            return None
+        return self.spans.get(node.parent)
 
     def agent_path(self, span_id: str) -> str:
         """Names of the agents from the root down to a span, joined by /; one agent's nested spans name it once."""
-        known = self._paths.get(span_id)
-        if known is None:
-            names: list[str] = []
-            for node in reversed(self.ancestors(span_id)):
-                if node.agent is not None and (not names or names[-1] != node.agent):
-                    names.append(node.agent)
-            known = self._paths[span_id] = "/".join(names)
-        return known
+        below: list[SpanNode] = []
+        at = self.spans.get(span_id)
+        while at is not None and at.span_id not in self._paths:
+            below.append(at)
+            at = self.parent(at.span_id)
+        path, last = ("", None) if at is None else self._paths[at.span_id]
+        for node in reversed(below):
+            if node.agent is not None and node.agent != last:
+                path, last = (f"{path}/{node.agent}" if path else node.agent)[:MAX_PATH], node.agent
+            self._paths[node.span_id] = path, last
+        return path
 
     def skewed(self) -> bool:
         """True where a span starts before its parent, or ends before it starts."""
@@ -82,16 +84,29 @@ def call_order(calls: Sequence[SpanNode], follows: Mapping[int, int], tree: Tree
 
 def _nested(calls: Sequence[SpanNode], tree: Tree) -> list[Edge]:
     """Calls made inside another call's span."""
-    by_span: dict[str, list[int]] = defaultdict(list)
+    by_span: dict[str | None, list[int]] = defaultdict(list)
     for i, call in enumerate(calls):
         by_span[call.span_id].append(i)
-    edges: list[Edge] = []
-    for i, call in enumerate(calls):
-        for above in tree.ancestors(call.span_id)[1:]:
-            edges += [(outer, i) for outer in by_span.get(above.span_id, ())]
-            if above.span_id in by_span:
-                break
-    return edges
+    above = calls_above(calls, tree)
+    return [(outer, i) for i, call in enumerate(calls) for outer in by_span.get(above[call.span_id], ())]
+
+
+def calls_above(calls: Iterable[SpanNode], tree: Tree) -> dict[str, str | None]:
+    """Span of a call -> span of the nearest call around it, if any; the same for spans between the two."""
+    of_calls = {call.span_id for call in calls}
+    known: dict[str, str | None] = {}
+    for span_id in of_calls:
+        walked = [span_id]
+        above = tree.parent(span_id)
+        while above is not None and above.span_id not in of_calls and above.span_id not in known:
+            walked.append(above.span_id)
+            above = tree.parent(above.span_id)
+        if above is None:
+            found = None
+        else:
+            found = above.span_id if above.span_id in of_calls else known[above.span_id]
+        known |= dict.fromkeys(walked, found)
+    return known
 
 
 def _numbered(calls: Sequence[SpanNode]) -> list[Edge]:
@@ -128,3 +143,20 @@ def _sorted(calls: Sequence[SpanNode], edges: Iterable[Edge]) -> list[int]:
 
 def _tie(call: SpanNode) -> tuple[int, str, int]:
     return call.start_ns, call.span_id, call.choice
+
+
+def _circles(spans: Mapping[str, SpanNode]) -> set[str]:
+    """Spans whose parents lead back to themselves."""
+    found: set[str] = set()
+    done: set[str] = set()
+    for span_id in spans:
+        walked: dict[str, None] = {}
+        at: str | None = span_id
+        while at is not None and at in spans and at not in done and at not in walked:
+            walked[at] = None
+            at = spans[at].parent
+        if at in walked:
+            path = list(walked)
+            found.update(path[path.index(at) :])
+        done.update(walked)
+    return found

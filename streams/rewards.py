@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Literal
 
-from ..schemas.credit import assign
+from ..schemas.credit import REWARD_MAX, assign, valid
 from ..schemas.errors import InvalidRecord
 from ..schemas.records import AttemptContext, AttemptEnd, Credit, Reward, RewardRef
 from .nodes import SpanNode
@@ -25,13 +28,14 @@ def scalar(reward: Reward) -> float | None:
 
 
 def check(reward: Reward) -> None:
-    """Raises InvalidRecord where a reward's value is NaN or infinite: nothing downstream may see it."""
+    """Raises InvalidRecord where a reward's value is NaN, infinite or too large: nothing downstream may see it."""
     value = scalar(reward)
-    if value is not None and not math.isfinite(value):
-        raise InvalidRecord(
-            "nonfinite_reward",
-            f"reward {reward.reward_id} of attempt {reward.attempt_id} is {value}; expected a finite number or null",
-        )
+    if value is None or valid(value) is not None:
+        return
+    who = f"reward {reward.reward_id} of attempt {reward.attempt_id} is {value}"
+    if not math.isfinite(value):
+        raise InvalidRecord("nonfinite_reward", f"{who}; expected a finite number or null")
+    raise InvalidRecord("reward_out_of_range", f"{who}; expected -{REWARD_MAX:g} to {REWARD_MAX:g} or null")
 
 
 def by_time(reward: Reward) -> tuple[int, str]:
@@ -54,18 +58,26 @@ def final_reward(rewards: Sequence[Reward], end: AttemptEnd | None) -> float | N
 
 
 def place(
-    calls: Sequence[SpanNode], used: Sequence[bool], rewards: Sequence[Reward], tree: Tree, rule: StepRule
+    calls: Sequence[SpanNode],
+    rewards: Sequence[Reward],
+    tree: Tree,
+    *,
+    used: Sequence[bool],
+    twins: Mapping[int, int],
+    rule: StepRule,
 ) -> tuple[list[float | None], list[RewardRef]]:
     """Each call's step reward, and every reward as it counted.
 
-    calls: (K,) in order. used: (K,) whether the agent used that call's answer. Returns (K,) and one reference each.
-    Several step rewards of one call are added up, or the newest one counts (`rule`).
+    calls: (K,) in order. used: (K,) whether the agent used that call's answer. twins: a call seen twice -> the one that
+    stays. Returns (K,) and one reference each. Several step rewards of one call are added up, or the newest one counts
+    (`rule`).
     """
     own: list[float | None] = [None] * len(calls)
     refs: list[RewardRef] = []
+    known = _Places(calls, tree, used, twins)
     for reward in sorted(rewards, key=by_time):
         flags = ["nonfinite_dimension"] if any(not math.isfinite(x) for x in reward.dimensions.values()) else []
-        at, placed = _target(reward, calls, used, tree) if reward.scope == "step" else (None, False)
+        at, placed = known.target(reward) if reward.scope == "step" else (None, False)
         value = scalar(reward)
         if at is not None and value is not None:
             before = own[at]
@@ -77,45 +89,111 @@ def place(
     return own, refs
 
 
-def _target(reward: Reward, calls: Sequence[SpanNode], used: Sequence[bool], tree: Tree) -> tuple[int | None, bool]:
-    """(the call a step reward belongs to, whether it was placed by order). None: it belongs to no call.
+class _Places:
+    """Where step rewards belong. Built once for an attempt, so that a reward costs a few look-ups."""
 
-    Its target span, if that is a call; else the last call inside the target span; else the call before the target, of
-    the target's own agent. Without a target the call before it in order, where only one agent made calls: with several
-    there is no telling whose it is, and another agent's call must not get it.
-    """
-    known = [i for i in range(len(calls)) if used[i]]
-    if reward.span_id is None:
-        if len({tree.agent_path(calls[i].span_id) for i in known}) != 1:
+    def __init__(self, calls: Sequence[SpanNode], tree: Tree, used: Sequence[bool], twins: Mapping[int, int]) -> None:
+        self._tree = tree
+        known = [i for i, is_used in enumerate(used) if is_used]
+        unused = [i for i, is_used in enumerate(used) if not is_used]
+        self._exact: dict[str, int] = {}  # call's span -> its first used call
+        for i in [*reversed(unused), *reversed(known)]:
+            self._exact[calls[i].span_id] = twins.get(i, i)
+        self._inside: dict[str, int] = {}  # span -> the last used call in it
+        self._own: dict[str, int] = {}  # the same of calls under the span's own agent
+        members: dict[str, list[int]] = defaultdict(list)
+        for i in reversed(known):  # so a span that is marked needs no other mark, nor does what is above it
+            self._mark(calls[i].span_id, i)
+            members[tree.agent_path(calls[i].span_id)].append(i)
+        self._lines = {path: Line(indices, calls) for path, indices in members.items()}
+
+    def _mark(self, span_id: str, call: int) -> None:
+        path = self._tree.agent_path(span_id)
+        at = self._tree.spans.get(span_id)
+        while at is not None and at.span_id not in self._own and self._tree.agent_path(at.span_id) == path:
+            self._own[at.span_id] = call
+            at = self._tree.parent(at.span_id)
+        at = self._tree.spans.get(span_id)
+        while at is not None and at.span_id not in self._inside:
+            self._inside[at.span_id] = call
+            at = self._tree.parent(at.span_id)
+
+    def target(self, reward: Reward) -> tuple[int | None, bool]:
+        """(the call a step reward belongs to, whether it was placed by order). None: it belongs to no call.
+
+        Its target span, if that is a call; else the last call inside the target span, of the target's own agent if it
+        is an agent's; else the call before the target, of that agent. Without a target the call before it in order,
+        where only one agent made calls: with several there is no telling whose it is, and another agent's call must not
+        get it.
+        """
+        if reward.span_id is None:
+            line = next(iter(self._lines.values())) if len(self._lines) == 1 else None
+            return _placed(line and line.before(reward.created_ns, reward.producer_id, reward.sequence))
+        if (exact := self._exact.get(reward.span_id)) is not None:
+            return exact, False
+        target = self._tree.spans.get(reward.span_id)
+        if target is None:
             return None, False
-        return _before(known, calls, reward.created_ns, reward), True
-    exact = [i for i in range(len(calls)) if calls[i].span_id == reward.span_id]
-    if exact:
-        return next((i for i in exact if used[i]), exact[0]), False
-    inside = [i for i in known if any(a.span_id == reward.span_id for a in tree.ancestors(calls[i].span_id))]
-    if inside:
-        return inside[-1], False
-    target = tree.spans.get(reward.span_id)
-    if target is None:
-        return None, False
-    path = tree.agent_path(target.span_id)
-    same = [i for i in known if tree.agent_path(calls[i].span_id) == path]
-    at = _before(same, calls, target.start_ns, reward)
-    return at, at is not None
+        path = self._tree.agent_path(target.span_id)
+        inside = (self._own if path else self._inside).get(target.span_id)
+        if inside is not None:
+            return inside, False
+        line = self._lines.get(path)
+        return _placed(line and line.before(target.start_ns, target.producer))
 
 
-def _before(members: Sequence[int], calls: Sequence[SpanNode], time_ns: int, reward: Reward) -> int | None:
-    """The last call before a moment: by sequence where one producer numbered both, else by start time."""
-    earlier = [
-        i
-        for i in members
-        if (
-            calls[i].sequence < reward.sequence
-            if calls[i].producer == reward.producer_id and reward.span_id is None
-            else calls[i].start_ns <= time_ns
-        )
-    ]
-    return earlier[-1] if earlier else None
+def _placed(call: int | None) -> tuple[int | None, bool]:
+    return call, call is not None
+
+
+class Line:
+    """The used calls of one agent, to find the last one before a moment. Of no call: -1."""
+
+    def __init__(self, members: Sequence[int], calls: Sequence[SpanNode]) -> None:
+        self._calls = calls
+        self._members = members
+        by_start = sorted(members, key=lambda i: calls[i].start_ns)
+        self._starts = [calls[i].start_ns for i in by_start]
+        self._last = [(-1, -1), *accumulate(((i, -1) for i in by_start), self._later)]
+        numbered: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for i in members:
+            numbered[calls[i].producer].append((calls[i].sequence, i))
+        self._numbered = {producer: _Numbers(pairs) for producer, pairs in numbered.items()}
+
+    def _later(self, so_far: tuple[int, int], new: tuple[int, int]) -> tuple[int, int]:
+        """(the last call, the last one of another producer than that one's), with one more call."""
+        (last, other), (call, _) = so_far, new
+        alike = self._calls[call].producer == self._calls[last].producer
+        if call > last:
+            return call, other if alike else last
+        return last, other if alike else max(other, call)
+
+    def before(self, time_ns: int, producer: str, sequence: int | None = None) -> int | None:
+        """The last call before a moment: by `sequence` where its producer numbered the call too, else by start time.
+
+        The only call is taken though its clock says that it came later, unless that is the producer's own clock.
+        """
+        last, other = self._last[bisect_right(self._starts, time_ns)]
+        if sequence is not None:
+            by_clock = other if last >= 0 and self._calls[last].producer == producer else last
+            numbers = self._numbered.get(producer)
+            last = max(by_clock, numbers.before(sequence) if numbers is not None else -1)
+        if last >= 0:
+            return last
+        only = self._members[0]
+        return only if len(self._members) == 1 and self._calls[only].producer != producer else None
+
+
+class _Numbers:
+    """Calls of one producer by its sequence."""
+
+    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
+        ordered = sorted(pairs)
+        self._sequences = [sequence for sequence, _ in ordered]
+        self._last = [-1, *accumulate((call for _, call in ordered), max)]
+
+    def before(self, sequence: int) -> int:
+        return self._last[bisect_left(self._sequences, sequence)]
 
 
 def credits(

@@ -8,12 +8,13 @@ must not teach the others. `choices="all"` in the policy keeps every choice, for
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
 from ..schemas.records import VersionRun
 from .nodes import SpanNode
+from .order import Tree, calls_above
 from .prefixes import TOKEN_BYTES, Entry, Prefixes, Work
 
 ChoiceRule = Literal["used", "all"]
@@ -52,7 +53,40 @@ def _is_cut(runs: Sequence[VersionRun], length: int) -> bool:
     return all(a <= b for a, b in pairwise(borders))
 
 
-def unused_choices(nodes: Sequence[SpanNode], prompts: Sequence[bytes | None]) -> set[int]:
+def same_calls(
+    nodes: Sequence[SpanNode], prompts: Sequence[bytes | None], reasons: Sequence[Excluded | None], tree: Tree
+) -> dict[int, int]:
+    """Calls that were seen twice, and the one of each that stays. nodes, prompts, reasons: (K,).
+
+    A call inside another call's span with the very same ids is that call, told by a client's instrumentation and by the
+    gateway. The one with policy versions stays, else the outer one. Equal calls side by side are different samples.
+    """
+    above = calls_above(nodes, tree)
+    if not any(above.values()):
+        return {}
+    open_: dict[tuple[str | None, bytes | None, bytes], list[int]] = defaultdict(list)
+    inner: dict[int, int] = {}
+    chosen = sorted((i for i, reason in enumerate(reasons) if reason is None), key=lambda i: (nodes[i].choice, i))
+    for i in reversed(chosen):
+        open_[nodes[i].span_id, prompts[i], _response(nodes[i])].append(i)
+    for i in chosen:
+        if outer := open_.get((above[nodes[i].span_id], prompts[i], _response(nodes[i]))):
+            inner[outer.pop()] = i  # one inner call each
+    out: dict[int, int] = {}
+    for i in inner.keys() - inner.values():
+        chain = [i]
+        while chain[-1] in inner:
+            chain.append(inner[chain[-1]])
+        kept = next((k for k in chain if _versioned(nodes[k])), i)
+        out |= {k: kept for k in chain if k != kept}
+    return out
+
+
+def _versioned(node: SpanNode) -> bool:
+    return node.call is not None and bool(node.call.policy_versions)
+
+
+def unused_choices(nodes: Sequence[SpanNode], prompts: Sequence[bytes | None], work: Work | None = None) -> set[int]:
     """Indices of choices of n > 1 that the agent did not use. nodes, prompts: (K,) calls and their whole prompts."""
     requests: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, node in enumerate(nodes):
@@ -60,7 +94,7 @@ def unused_choices(nodes: Sequence[SpanNode], prompts: Sequence[bytes | None]) -
             requests[_request(node, prompts[i])].append(i)
     if not requests:
         return set()
-    continued = _continued([i for members in requests.values() for i in members], nodes, prompts)
+    continued = _continued([i for members in requests.values() for i in members], nodes, prompts, work or Work())
     out: set[int] = set()
     for members in requests.values():
         used = {i for i in members if i in continued} or {min(members, key=lambda i: nodes[i].choice)}
@@ -75,18 +109,26 @@ def _request(node: SpanNode, prompt: bytes | None) -> tuple[object, ...]:
     return (node.parent, node.start_ns, prompt, call.choices)
 
 
-def _continued(members: Sequence[int], nodes: Sequence[SpanNode], prompts: Sequence[bytes | None]) -> set[int]:
+def _continued(
+    members: Iterable[int], nodes: Sequence[SpanNode], prompts: Sequence[bytes | None], work: Work
+) -> set[int]:
     """Which choices a prompt of any call goes on from; of equal ones the lowest choice."""
-    known: Prefixes[int] = Prefixes(Work())
-    for i in members:
-        known.add(Entry(prompts[i] or b"", _response(nodes[i]), i))
+    lowest: dict[tuple[bytes, bytes], int] = {}
+    for i in sorted(members, key=lambda i: (nodes[i].choice, i)):
+        lowest.setdefault((prompts[i] or b"", _response(nodes[i])), i)
+    known: Prefixes[int] = Prefixes(work)
+    for (prompt, response), i in lowest.items():
+        known.add(Entry(prompt, response, i))
     out: set[int] = set()
     for prompt in prompts:
-        best: dict[int, int] = {}
+        length, searched = -1, -1  # the prompt of a choice found here is searched itself, for all that it goes on from
         for entry in known.starting(prompt) if prompt is not None else ():
-            kept = best.setdefault(entry.length, entry.item)
-            best[entry.length] = min(kept, entry.item, key=lambda i: nodes[i].choice)
-        out |= set(best.values())
+            if entry.length <= searched:
+                break
+            searched = max(searched, len(entry.head))
+            if entry.length != length:
+                out.add(entry.item)
+            length = entry.length
     return out
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spanloop.schemas.records import Span
 from spanloop.schemas.semconv import AGENT, GEN_AI_AGENT, GEN_AI_OPERATION, OI_AGENT, OI_KIND
 from spanloop.streams.nodes import MARKERS, SpanNode, agent_name, span_node
-from spanloop.streams.order import Tree, call_order
+from spanloop.streams.order import MAX_PATH, Tree, call_order
 
 
 def nodes(*spans: Span, producer: str = "p") -> list[SpanNode]:
@@ -58,6 +58,19 @@ def test_spans_that_are_each_others_parents_do_not_hang() -> None:
     loop = nodes(llm("a", [1], [2], parent="b", seq=1), llm("b", [3], [4], parent="a", seq=2))
     assert sorted(ordered(loop, {})) == [0, 1]
     assert Tree(loop).agent_path(span_id("a")) == ""
+
+
+def test_a_span_in_a_circle_of_parents_is_a_root() -> None:
+    circle = [span(a, b, attrs={AGENT: a}) for a, b in (("a", "b"), ("b", "c"), ("c", "a"))]
+    tree = Tree(nodes(*circle, span("own", "own", attrs={AGENT: "own"}), llm("m", [1], [2], parent="b")))
+    assert [tree.agent_path(span_id(name)) for name in ("a", "b", "c", "own", "m")] == ["a", "b", "c", "own", "b"]
+
+
+def test_a_path_has_a_longest_length() -> None:
+    chain = [span(f"s{i}", f"s{i - 1}" if i else None, attrs={AGENT: f"agent-{i}"}) for i in range(5_000)]
+    path = Tree(nodes(*chain)).agent_path(span_id("s4999"))
+    assert path.startswith("agent-0/agent-1/")
+    assert len(path) == MAX_PATH
 
 
 def test_agents_are_named_by_any_convention() -> None:

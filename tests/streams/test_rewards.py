@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from events import Bench, batch, end, llm, rew, span, span_id
+from events import Bench, at, batch, end, llm, rew, span, span_id
+from hypothesis import given
+from hypothesis import strategies as st
 
+from spanloop.schemas.errors import InvalidRecord
 from spanloop.schemas.records import Reward, SpanBatch, Trajectory
 from spanloop.schemas.semconv import AGENT
 from spanloop.streams.assembly import AssemblyRules
 from spanloop.streams.messages import Policy
+from spanloop.streams.nodes import span_node
+from spanloop.streams.rewards import Line, check
 
 
 def assembled(*given: SpanBatch | Reward, policy: Policy | None = None) -> Trajectory:
@@ -112,6 +117,67 @@ def test_a_reward_on_an_agent_stays_within_that_agent() -> None:
         assert found.rewards[0].flags == placed
 
 
+def test_a_reward_on_an_agents_span_never_reaches_an_agent_below_it() -> None:
+    agents = [span("write", attrs={AGENT: "write"}), span("check", "write", attrs={AGENT: "check"})]
+    calls = [llm("s1", [1], [2], parent="write", seq=1), llm("s2", [5], [6], parent="check", seq=2)]
+    for inside, expected in ((calls, ["s1"]), (calls[1:], [])):
+        found = assembled(batch(*agents, *inside, begin=True), rew(0.5, "write"), batch(end=end(mode="step")))
+        assert [c.span_id for c in found.calls if c.step_reward] == [span_id(name) for name in expected]
+
+
+def test_a_reward_on_a_span_of_no_agent_goes_to_the_last_call_inside() -> None:
+    spans = [span("run"), span("check", "run", attrs={AGENT: "check"}), llm("s1", [5], [6], parent="check")]
+    found = assembled(batch(*spans, begin=True), rew(0.5, "run"), batch(end=end(mode="step")))
+    assert ([c.step_reward for c in found.calls], found.rewards[0].flags) == ([0.5], [])
+
+
+@pytest.mark.parametrize("target", [None, "tool"])
+@pytest.mark.parametrize(("gateway", "expected"), [("gateway", 0.3), ("p1", None)])
+def test_the_only_call_is_taken_though_another_producers_clock_is_ahead(
+    target: str | None, gateway: str, expected: float | None
+) -> None:
+    call = batch(llm("s1", [1], [2], parent="run", start=1600, seq=9), producer=gateway)
+    reward = rew(0.3, target, created=900, scope="step", producer_id="p1", sequence=5)
+    found = assembled(
+        batch(span("run"), span("tool", "run", 800), begin=True), call, reward, batch(end=end(mode="step"))
+    )
+    assert [c.step_reward for c in found.calls] == [expected]
+    assert found.rewards[0].flags == ([] if expected is None else ["reward_placed_by_order"])
+
+
+def test_of_several_calls_whose_clocks_are_ahead_none_is_guessed() -> None:
+    calls = [llm("s1", [1], [2], start=1600, seq=1), llm("s2", [1, 2, 3], [4], start=1700, seq=2)]
+    reward = rew(0.3, created=900, scope="step", producer_id="p1")
+    found = assembled(batch(*calls, producer="gateway", begin=True), reward, batch(end=end(mode="step")))
+    assert ([c.step_reward for c in found.calls], found.rewards[0].flags) == ([None, None], [])
+
+
+Call = tuple[int, int, str]  # start, sequence, producer
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from("pqr")), min_size=1, max_size=6),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_the_call_before_a_moment_is_the_one_a_look_at_each_finds(
+    calls: list[Call], time: int, sequence: int, numbered: bool
+) -> None:
+    nodes = [
+        span_node(llm(f"s{i}", [1], [2], start=start, seq=seq), producer, 0, i)
+        for i, (start, seq, producer) in enumerate(calls)
+    ]
+    earlier = [
+        i
+        for i, (start, seq, producer) in enumerate(calls)
+        if (seq < sequence if numbered and producer == "p" else start <= time)
+    ]
+    expected = earlier[-1] if earlier else 0 if len(calls) == 1 and calls[0][2] != "p" else None
+    line = Line(range(len(nodes)), nodes)
+    assert line.before(at(time), "p", sequence if numbered else None) == expected
+
+
 def test_a_foreign_models_call_takes_no_credit_from_the_policys() -> None:
     calls = [llm("s1", [1], [2], seq=1), llm("judge", None, None, seq=2, policy=None)]
     found = assembled(batch(*calls, begin=True), rew(1.0), batch(end=end(mode="last")))
@@ -123,3 +189,11 @@ def test_an_attempt_without_any_ids_still_has_credit_to_learn_prompts_from() -> 
     found = assembled(batch(*calls, begin=True), rew(1.0), batch(end=end()))
     assert (credits(found), found.rows) == ([1.0, 1.0], [])
     assert "no_token_ids" in found.flags
+
+
+def test_a_reward_past_the_bound_is_refused_with_the_bound() -> None:
+    check(rew(-1e30))
+    with pytest.raises(
+        InvalidRecord, match=r"reward_out_of_range: .* is 1\.7e\+308; expected -1e\+30 to 1e\+30 or null"
+    ):
+        check(rew(None, dimensions={"acc": 1.7e308}, primary="acc"))
