@@ -67,6 +67,8 @@ FLAGS: dict[str, str] = {
     "unrewarded": "no valid reward reached it",
     "no_token_ids": "a call whose engine reported no ids",
     "empty": "a call with an empty response",
+    "token_count_mismatch": "a call with other response ids than its engine counted tokens",
+    "prompt_count_mismatch": "a call with other prompt ids than its engine counted tokens, as with images",
     "undelivered": "a call whose answer the agent never got in whole",
     "client_retry": "a call that the agent sent again",
     "same_call": "a call told twice, around or inside the span of the one that is kept",

@@ -40,6 +40,8 @@ def excluded(node: SpanNode, prompt: bytes | None) -> Excluded | None:
         return "bad_packing"
     if not call.response_ids:
         return "empty"
+    if "token_count_mismatch" in call.flags:
+        return "token_count_mismatch"
     if call.policy is None:
         return "foreign_model"
     if call.constrained:

@@ -40,6 +40,13 @@ def test_a_call_whose_log_probs_the_trainer_cannot_compute_is_left_out(fields: d
     assert (reasons(found), len(found.rows), reason in found.flags) == ([reason, None], 1, True)
 
 
+def test_a_call_that_lost_some_of_its_ids_is_left_out_and_one_counted_otherwise_in_its_prompt_is_not() -> None:
+    short = llm("s1", [1], [2], seq=1, flags=["token_count_mismatch"])
+    found = assembled(short, llm("s2", [5], [6], seq=2, flags=["prompt_count_mismatch"]))
+    assert (reasons(found), len(found.rows)) == (["token_count_mismatch", None], 1)
+    assert found.flags == ["token_count_mismatch", "prompt_count_mismatch"]
+
+
 @pytest.mark.parametrize(
     "runs",
     [
