@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields, replace
 from typing import Any
 
+from ..schemas.credit import REWARD_MAX, valid
 from ..schemas.records import Limits, Task
 from ..schemas.topics import ASSIGNMENTS
 from .controller_state import LONGEST_S
@@ -36,7 +36,23 @@ def why_invalid(task: Task) -> str | None:
         return "mode is not known to this version of the controller; expected train, val or test"
     if not 0 <= task.credit.gamma <= 1:
         return f"credit.gamma is {task.credit.gamma}, expected 0 to 1"
-    return why_impossible(task.limits)
+    if not 0 <= task.reward_deadline_s <= LONGEST_S:
+        return f"reward_deadline_s is {task.reward_deadline_s}, expected seconds up to {LONGEST_S:g}, 0 or more"
+    if "" in task.pins:
+        return "pins names a resource '', which nothing can be called"
+    return why_no_member(task) or why_impossible(task.limits)
+
+
+def why_no_member(task: Task) -> str | None:
+    """Why a task has no place in its group; None if it has. A group closes once `group_size` members are there."""
+    if task.group_size < 1:
+        return f"group_size is {task.group_size}, expected at least 1"
+    if 0 <= task.sample < task.group_size:
+        return None
+    return (
+        f"sample is {task.sample} in a group of group_size {task.group_size}, expected 0 to {task.group_size - 1}; "
+        "group_size is how many rollouts the group has, and every one of them must say so"
+    )
 
 
 def why_too_large(task: Task, size: int) -> str | None:
@@ -70,6 +86,6 @@ def why_impossible(limits: Limits) -> str | None:
             return f"limits.{name} is {value}, expected seconds up to {LONGEST_S:g}" + (
                 ", more than 0" if name in POSITIVE else ", 0 or more"
             )
-    if limits.failure_reward is not None and not math.isfinite(limits.failure_reward):
-        return f"limits.failure_reward is {limits.failure_reward}, expected null or a finite number"
+    if limits.failure_reward is not None and valid(limits.failure_reward) is None:
+        return f"limits.failure_reward is {limits.failure_reward}, expected null or -{REWARD_MAX:g} to {REWARD_MAX:g}"
     return None

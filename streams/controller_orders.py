@@ -17,7 +17,7 @@ from ..schemas.records import Rollout, Task
 from .controller_queue import Run
 from .controller_state import CHANGES_A_TICK, Cancelling, ControllerState, WorkerView
 from .controller_table import apply
-from .texts import why_long
+from .texts import why_long, why_no_key
 
 RUN_KEY = f"{ORDER_KEY}run/"
 WORKER_KEY = f"{ORDER_KEY}worker/"
@@ -27,8 +27,9 @@ def why_refused(task: Task) -> str | None:
     """Why a task can be neither run nor obeyed and has no rollout to fail; None if it can. For dead letters."""
     if task.rollout_id.startswith(ORDER_KEY):
         return f"rollout_id {task.rollout_id!r}: ids that begin with {ORDER_KEY!r} are kept for orders that stand"
-    named = {"rollout_id": task.rollout_id, "run_id": task.run_id, "group_id": task.group_id}
-    if (wrong := next(filter(None, (why_long(n, v) for n, v in named.items())), None)) is not None:
+    wrong = why_no_key("rollout_id", task.rollout_id)
+    wrong = wrong or why_long("run_id", task.run_id) or why_long("group_id", task.group_id)
+    if wrong is not None:
         return wrong
     if task.action != "limit":
         return None

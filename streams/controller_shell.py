@@ -31,7 +31,7 @@ from .controller import ORDERS, ControllerPolicy, ControllerState, Event, Refuse
 from .controller_limits import why_too_large, without_long
 from .controller_orders import why_refused
 from .controller_term import Term
-from .texts import why_long
+from .texts import why_no_key
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class ControllerService:
 def _check(record: object) -> None:
     wrong = why_refused(record) if isinstance(record, Task) else None
     if isinstance(record, Worker):
-        wrong = why_long("worker_id", record.worker_id)
+        wrong = why_no_key("worker_id", record.worker_id)
     if wrong is not None:
         raise InvalidRecord("unsupported", wrong)
 

@@ -17,11 +17,18 @@ def why_long(name: str, value: str | None) -> str | None:
     return f"{name} has {len(value)} characters, expected at most {ID_MAX}"
 
 
+def why_no_key(name: str, value: str) -> str | None:
+    """Why an id cannot be the key of further records; None if it can."""
+    return why_long(name, value) if value else f"{name} is empty; what is written about it needs a key"
+
+
 def check_ids(record: object) -> None:
-    """Raises InvalidRecord where an id of an event is too long for what is written about its attempt."""
+    """Raises InvalidRecord where an id of an event is no key for what is written about its attempt."""
     if not isinstance(record, SpanBatch | Reward):
         return
-    wrong = why_long("rollout_id", record.rollout_id) or why_long("attempt_id", record.attempt_id)
+    wrong = why_no_key("rollout_id", record.rollout_id)
+    if wrong is None and record.attempt_id is not None:
+        wrong = why_no_key("attempt_id", record.attempt_id)
     if wrong is not None:
         raise InvalidRecord("unsupported", wrong)
 

@@ -37,7 +37,8 @@ def core() -> dict[str, float]:
     state, now = ControllerState(), 1_760_000_000_000_000_000
     events: list[Event] = [Worker("wo-1", slots=SLOTS)]
     events += [
-        Task(f"ro-{i}", f"run-{i % 4}", mode="val", group_id=f"gr-{i // 8}", sample=i % 8) for i in range(QUEUED)
+        Task(f"ro-{i}", f"run-{i % 4}", mode="val", group_id=f"gr-{i // 8}", sample=i % 8, group_size=8)
+        for i in range(QUEUED)
     ]
     taken = given = 0
     start = time.process_time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from controller_rig import SECOND, T0, Play, limits
+from controller_rig import SECOND, T0, TASK, Play, limits
 
 from spanloop.schemas.records import Assignment, Attempt, Credit, EndStatus, SpanBatch, Task, Worker
 from spanloop.streams.controller import ControllerState, Tick, step
@@ -113,11 +113,37 @@ def test_limits_that_no_clock_can_hold_fail_their_rollout_and_not_the_controller
     assert play.do(Task("ro-2", "run")) != []
 
 
-@pytest.mark.parametrize("bad", [{"run_concurrency": 0}, {"failure_reward": float("nan")}, {"timeout_s": 0.0}])
+@pytest.mark.parametrize(
+    "bad", [{"run_concurrency": 0}, {"failure_reward": float("nan")}, {"failure_reward": -1e31}, {"timeout_s": 0.0}]
+)
 def test_limits_that_allow_nothing_or_count_for_nothing_fail_their_rollout(bad: dict[str, float]) -> None:
     play = Play()
     play.do(limits(**bad))
     assert end_of(play)[1] == "invalid_task"
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"group_size": 0, "sample": 0}, "group_size is 0, expected at least 1"),
+        ({"group_size": -3, "sample": 0}, "group_size is -3, expected at least 1"),
+        ({"sample": -1}, "sample is -1 in a group of group_size 4, expected 0 to 3; group_size is how many"),
+        ({"sample": 4}, "sample is 4 in a group of group_size 4, expected 0 to 3; group_size is how many"),
+        ({"sample": 2, "group_size": 1}, "sample is 2 in a group of group_size 1, expected 0 to 0"),
+        ({"reward_deadline_s": float("inf")}, "reward_deadline_s is inf, expected seconds up to 1e+09"),
+        ({"reward_deadline_s": float("nan")}, "reward_deadline_s is nan, expected seconds up to 1e+09"),
+        ({"reward_deadline_s": -5.0}, "reward_deadline_s is -5.0, expected seconds up to 1e+09"),
+        ({"reward_deadline_s": 1e18}, "reward_deadline_s is 1e+18, expected seconds up to 1e+09"),
+        ({"pins": {"prompt": 1, "": None}}, "pins names a resource ''"),
+    ],
+)
+def test_a_task_that_would_stall_or_mislead_who_reads_its_trajectory_fails_with_what_was_expected(
+    bad: dict[str, object], said: str
+) -> None:
+    play = Play()
+    play.do(replace(TASK, **bad))  # pyright: ignore[reportArgumentType]  # names checked by replace
+    assert end_of(play)[1:] == ("invalid_task", "infra", True)
+    assert said in (play.rollout.reason or "")
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.5, float("nan")])

@@ -255,6 +255,7 @@ def test_a_large_run_is_cancelled_over_several_ticks_and_across_a_restart_but_no
     ("task", "said"),
     [
         (Task("order/run/run", "run"), "kept for orders"),
+        (Task("", "run"), "rollout_id is empty"),
         (Task("r" * 1001, "run"), "rollout_id has 1001 characters"),
         (Task("ro-1", "r" * 1001), "run_id has 1001 characters"),
         (Task("ro-1", "run", group_id="g" * 1001), "group_id has 1001 characters"),

@@ -15,12 +15,12 @@ from in_thread import in_thread
 
 from spanloop.infra.kafka import Reader, consumer_config
 from spanloop.infra.producer import Producer, producer_config
-from spanloop.infra.registry import Registry
+from spanloop.infra.registry import Registry, encoder
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import Fenced, Unavailable
 from spanloop.schemas.records import Assignment, Attempt, DeadLetter, Limits, Resource, Rollout, SpanBatch, Task, Worker
 from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import ASSIGNMENTS, DEAD_LETTERS, ROLLOUTS, SPANS, TASKS, TOPICS
+from spanloop.schemas.topics import ASSIGNMENTS, DEAD_LETTERS, ROLLOUTS, SPANS, TASKS, TOPICS, WORKERS
 from spanloop.streams.controller_limits import TASK_MAX_BYTES
 from spanloop.streams.controller_shell import ControllerService
 from spanloop.streams.controller_term import transactional_id
@@ -225,6 +225,16 @@ def test_what_only_its_own_records_make_too_large_fails_clearly_and_a_large_orde
             "ro-pins": "failed", "ro-labels": "failed", "ro-1": "cancelled", "ro-2": "cancelled",
         }  # fmt: skip
         assert (world.rollouts["ro-1"].reason or "").startswith("a mistakey")
+
+
+def test_a_foreign_record_that_nothing_can_be_written_about_is_set_aside(each_settings: Settings) -> None:
+    encode = encoder(each_settings).encode
+    with running(each_settings), peers(each_settings) as world:
+        for topic, record in ((TASKS, Task("", "run")), (WORKERS, Worker("", slots=5, beat_ns=time.time_ns()))):
+            world.producer.client.produce(topic.full(each_settings.prefix), encode(record), b"foreign", 0)
+        world.producer.send(Task("ro-1", "run"))
+        world.until(lambda: len(world.finals) == 1 and len(world.dead) == 2)
+        assert sorted((d.topic, d.reason) for d in world.dead) == [("tasks", "unsupported"), ("workers", "unsupported")]
 
 
 @pytest.mark.kafka

@@ -98,8 +98,8 @@ LONG = "x" * (ID_MAX + 1)
 
 @pytest.mark.parametrize(
     "event",
-    [batch(span("s1"), rollout=LONG), batch(span("s1"), attempt=LONG)],
-    ids=["rollout_id", "attempt_id"],
+    [batch(span("s1"), rollout=x) for x in (LONG, "")] + [batch(span("s1"), attempt=x) for x in (LONG, "")],
+    ids=["long rollout_id", "no rollout_id", "long attempt_id", "no attempt_id"],
 )
 def test_an_event_with_an_id_that_nothing_could_be_written_under_is_set_aside(
     shell: Shell, embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, event: SpanBatch
