@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import replace
 
 import pytest
@@ -248,13 +249,18 @@ def test_an_undelivered_call_is_kept_and_never_trained() -> None:
     assert "conflict" not in bench.last().flags
 
 
-def test_a_reward_that_is_no_number_is_refused_and_counts_as_arrived() -> None:  # CA-2
-    for value in (float("nan"), float("inf")):
+def test_a_reward_that_is_no_number_or_too_large_is_refused_and_counts_as_arrived() -> None:  # CA-2
+    for value, reason in (
+        (float("nan"), "nonfinite_reward"),
+        (float("inf"), "nonfinite_reward"),
+        (-sys.float_info.max, "reward_out_of_range"),
+        (1.1e30, "reward_out_of_range"),
+    ):
         bench = Bench()
         marker = end(span_count=1, reward_count=1)
         bench.give(batch(llm("s1", [1], [2]), begin=True, end=marker))
         assert bench.trajectories() == []
         new = bench.give(rew(value, producer_id="p1"))
-        assert [o.error.reason for o in new if isinstance(o, Refused)] == ["nonfinite_reward"]
+        assert [o.error.reason for o in new if isinstance(o, Refused)] == [reason]
         assert bench.last().final_reward is None
         assert set(bench.last().flags) == {"unrewarded", "nonfinite_reward"}
