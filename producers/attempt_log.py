@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ..schemas.errors import DeliveryFailed
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .spool import Spool
 
 OnEnd = Callable[[bool], None]
+SPAN_BYTES = 200  # ids and times of a span, roughly
+EXACT_CHARS = 64 << 10  # texts longer than this are measured in UTF-8
 
 
 class Sender(Protocol):
@@ -39,6 +41,36 @@ class Parcel:
     attempt: AttemptLog
     on_end: OnEnd | None = None
 
+    def parts(self) -> list[Parcel]:
+        """What else it can be sent as where it is refused: spans in halves, the end marker by itself; [] = nothing."""
+        batch = self.record
+        if not isinstance(batch, SpanBatch) or not batch.spans:
+            return []
+        if batch.end is not None:
+            spans = replace(self, record=replace(batch, end=None), on_end=None)
+            end = replace(batch, begin=False, first_sequence=0, spans=[])
+            return [spans, Parcel(end, 0, 0, self.attempt, self.on_end)]
+        middle = len(batch.spans) // 2
+        return [self._part(batch, batch.spans[:middle]), self._part(batch, batch.spans[middle:])] if middle else []
+
+    def _part(self, batch: SpanBatch, spans: list[Span]) -> Parcel:
+        begin = batch.begin and spans[0] is batch.spans[0]
+        record = replace(batch, begin=begin, first_sequence=spans[0].sequence, spans=spans)
+        return Parcel(record, len(spans), sum(map(size_of, spans)), self.attempt)
+
+
+def size_of(span: Span) -> int:
+    """Roughly the bytes that a span takes; exact where it matters."""
+    texts = [span.attributes, span.events, span.links, span.resource, span.name, span.status_message]
+    packed = 0
+    if (call := span.call) is not None:
+        texts += [call.request, call.response or ""]
+        packed = sum(len(p or b"") for p in (call.prompt_ids, call.response_ids, call.logprobs))
+    chars = sum(map(len, texts))
+    if chars > EXACT_CHARS:
+        chars = sum(len(text.encode()) for text in texts)
+    return SPAN_BYTES + chars + packed
+
 
 class AttemptLog:
     """What one attempt has emitted so far; a `context.Sink`. Made by `Spool.open`."""
@@ -61,11 +93,13 @@ class AttemptLog:
 
     def span(self, span: Span) -> None:
         """Takes a span; may block for the spool's limit, then drops it and counts."""
-        self._spool.add(self, span)
+        if self._spool.ours():
+            self._spool.add(self, span)
 
     def reward(self, reward: Reward) -> None:
         """Takes a reward; may block for the spool's limit, then drops it and counts."""
-        self._spool.add_reward(self, reward)
+        if self._spool.ours():
+            self._spool.add_reward(self, reward)
 
     def end(self, end: AttemptEnd, on_end: OnEnd | None = None) -> None:
         """Closes the attempt: everything it emitted, then the end marker with the counts. Only the first call counts.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from operator import attrgetter
 
 from ..schemas.errors import BackPressure, DeliveryFailed, InvalidRecord, RecordTooLarge
 from ..schemas.records import AttemptEnd, Reward, Span, SpanBatch
-from .attempt_log import AttemptLog, OnEnd, Parcel, Sender
+from .attempt_log import AttemptLog, OnEnd, Parcel, Sender, size_of
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +28,7 @@ LINGER_S = 0.05
 MAX_BATCH_BYTES = 900 << 10
 MAX_BATCH_SPANS = 512
 MAX_PENDING_BYTES = 128 << 20
-SPAN_BYTES = 200  # ids, times and names of a span, roughly
 REWARD_BYTES = 300
-EXACT_CHARS = 64 << 10  # texts longer than this are measured in UTF-8
 RETRY_S = 0.05
 
 SEQUENCE = attrgetter("sequence")
@@ -64,6 +63,7 @@ class Spool:
         self._due: deque[tuple[float, AttemptLog]] = deque()
         self._unsettled = 0
         self._closing = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
@@ -76,9 +76,16 @@ class Spool:
                 self._wait_linger(found)
         return found
 
+    def ours(self) -> bool:
+        """False, with a warning, in a forked child: it has no thread to send, and locks that may never open."""
+        if os.getpid() != self._process:
+            log.warning("a forked child of the agent emitted something: only the agent's own process can")
+            return False
+        return True
+
     def add(self, attempt: AttemptLog, span: Span) -> None:
         """Puts a span into an attempt's next batch."""
-        size = _bytes(span)
+        size = size_of(span)
         with self._lock:
             if not self._make_room(attempt):
                 return
@@ -99,8 +106,9 @@ class Spool:
             if not self._make_room(attempt):
                 return
             attempt.rewards += 1
-            self._hold(1, REWARD_BYTES)
-            self._ready.append(Parcel(reward, 1, REWARD_BYTES, attempt))
+            size = REWARD_BYTES + len(reward.comment or "")
+            self._hold(1, size)
+            self._ready.append(Parcel(reward, 1, size, attempt))
             if not attempt.due:  # no hurry of its own: it leaves with the attempt's next batch
                 self._wait_linger(attempt)
 
@@ -112,7 +120,9 @@ class Spool:
                 attempt.closed = True
 
     def flush(self, timeout_s: float) -> bool:
-        """Sends everything at once and waits; False if something was not acknowledged in time."""
+        """Sends everything at once and waits; False if something was not acknowledged in time, or in a forked child."""
+        if os.getpid() != self._process:
+            return False
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._seal_all()
@@ -244,11 +254,17 @@ class Spool:
                 return
 
     def _refused(self, parcel: Parcel, error: Exception) -> None:
-        """A record that cannot be sent loses its spans; its begin and end markers are sent without them."""
+        """A record that cannot be sent is sent in parts, until only the spans at fault are lost, and no marker."""
+        if parts := parcel.parts():
+            with self._lock:
+                self._unsettled += len(parts) - 1
+            for part in parts:
+                self._send(part)
+            return
         log.warning("attempt %s: %d spans or rewards dropped: %s", parcel.attempt.attempt_id, parcel.count, error)
         record = parcel.record
-        if isinstance(record, SpanBatch) and record.spans and (record.begin or record.end):
-            self._send(Parcel(replace(record, spans=[]), parcel.count, parcel.bytes, parcel.attempt, parcel.on_end))
+        if isinstance(record, SpanBatch) and record.spans and record.begin:
+            self._send(replace(parcel, record=replace(record, first_sequence=0, spans=[])))
             self._count_dropped(parcel)
         else:
             self._settled(parcel, DeliveryFailed(str(error)))
@@ -269,11 +285,3 @@ class Spool:
         with self._lock:
             parcel.attempt.dropped += parcel.count
             self.dropped += parcel.count
-
-
-def _bytes(span: Span) -> int:
-    """Roughly what a span takes; exact where it matters."""
-    chars = len(span.attributes) + len(span.events) + len(span.links) + len(span.resource)
-    if chars > EXACT_CHARS:
-        chars = sum(len(t.encode()) for t in (span.attributes, span.events, span.links, span.resource))
-    return SPAN_BYTES + chars

@@ -1,3 +1,5 @@
+import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -8,7 +10,7 @@ from sdk import FakeSender, spool_of
 from waiting import until
 
 from spanloop.producers.spool import MAX_BATCH_SPANS
-from spanloop.schemas.errors import DeliveryFailed, RecordTooLarge
+from spanloop.schemas.errors import DeliveryFailed
 from spanloop.schemas.records import AttemptEnd, Reward, Span
 
 END = AttemptEnd(status="succeeded", end_ns=1)
@@ -194,24 +196,24 @@ def test_a_spool_whose_thread_has_died_says_so(sender: FakeSender) -> None:
             until(spool.check)
 
 
-def test_a_batch_that_is_refused_loses_its_spans_and_keeps_its_end_marker(sender: FakeSender) -> None:
-    send = sender.send
-
-    def refuse(record: Any, *, on_delivery: Any = None) -> None:
-        if getattr(record, "spans", None):
-            raise RecordTooLarge("too large")
-        send(record, on_delivery=on_delivery)
-
-    sender.send = refuse
-    told: list[bool] = []
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_that_emits_is_told_so_and_does_not_wait(
+    sender: FakeSender, caplog: pytest.LogCaptureFixture
+) -> None:
     with spool_of(sender) as spool:
         log = spool.open("ro-1", "at-1")
-        log.span(span(0))
-        log.end(END, told.append)
+        with spool._lock:  # pyright: ignore[reportPrivateUsage] - as another thread may hold it
+            if (child := os.fork()) == 0:
+                signal.alarm(20)
+                log.span(span(0))
+                log.reward(Reward("rw-1", "ro-1"))
+                os._exit(len(caplog.records) + 10 * spool.flush(0))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        log.end(END)
         assert spool.flush(5)
-    (batch,) = sender.batches
-    assert batch.end == replace(END, span_count=1, reward_count=0)
-    assert (log.dropped, spool.dropped, spool.pending, told) == (1, 1, 0, [True])
+    ends = [b.end for b in sender.batches if b.end]
+    assert ends == [replace(END, span_count=0, reward_count=0)]
 
 
 def test_after_its_end_an_attempt_takes_nothing_more(sender: FakeSender) -> None:
