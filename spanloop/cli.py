@@ -92,7 +92,8 @@ def connected(context: typer.Context, *needed: str) -> Settings:
     from spanloop.infra import admin
 
     settings = reached(context, *needed)
-    admin.check(settings)
+    if not admin.check(settings):  # some, not all, may be hidden from a user
+        raise ConfigError(f"{settings.bootstrap} has no topic of prefix {settings.prefix!r}: run `spanloop init`")
     return settings
 
 

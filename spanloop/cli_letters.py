@@ -152,6 +152,6 @@ def _selection(
     if offsets is None:
         return selection
     first, dash, last = offsets.partition("-")
-    if not first.isdecimal() or (last and not last.isdecimal()):
+    if not first.isdecimal() or (last and not last.isdecimal()) or int(last or first) < int(first):
         raise ConfigError(f"--offset {offsets}: expected 17, 10-20 or 10-")
     return replace(selection, first=int(first), last=int(last) if last else None if dash else int(first))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +44,8 @@ def doctor(
 
     _check_format(format)
     settings = settings_of(context)
+    if not 0 < longest_attempt_s < inf:
+        raise ConfigError(f"--longest-attempt-s {longest_attempt_s:g}: expected seconds, more than 0")
     facts = gather(settings, longest_attempt_s=longest_attempt_s)
     fixed: list[str] = []
     if fix:
@@ -191,7 +194,10 @@ def _send(settings: Settings, task: Task, said: str) -> None:
     from contextlib import closing
 
     from spanloop.infra.producer import Producer
+    from spanloop.streams.controller_orders import why_refused
 
+    if wrong := why_refused(task):
+        raise ConfigError(wrong)
     with closing(Producer(settings, "order")) as producer:
         ack = producer.send_wait(task)
     out.print(f"{said}: sent as tasks[{ack.partition}]@{ack.offset}", highlight=False, soft_wrap=True)

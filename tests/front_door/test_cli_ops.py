@@ -133,6 +133,24 @@ def test_partition_counts_that_are_not_the_settings_are_told(
 
 
 @pytest.mark.usefixtures("ours")
+def test_a_prefix_without_topics_is_told_what_makes_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["drain", "*"], ["lag"], ["tail", "tasks"], ["streams"]):
+        assert ran(monkeypatch, "--prefix", "fresh", *arguments) == 1
+        assert "has no topic of prefix 'fresh': run `spanloop init`" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("ours")
+def test_what_nobody_could_mean_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for seconds in ("nan", "-5", "inf"):
+        assert ran(monkeypatch, "doctor", "--longest-attempt-s", seconds) == 1
+        assert f"--longest-attempt-s {seconds}: expected seconds" in capsys.readouterr().err
+    assert ran(monkeypatch, "limit", "order/x", "3") == 1
+    assert "order/" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("ours")
 def test_dead_letters_can_be_read_whatever_the_partition_counts_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPANLOOP_PARTITIONS", "8")
     assert ran(monkeypatch, "dlq", "list") == 0
@@ -238,6 +256,8 @@ def test_dead_letters_are_listed_shown_and_put_back_once(
     assert ran(monkeypatch, "dlq", "list", "--format", "json") == 0
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (line["letter"], line["reason"], line["replayed"]) == (0, "undecodable", False)
+    assert ran(monkeypatch, "dlq", "show", "0", "--raw", str(tmp_path)) == 1
+    assert f"IsADirectoryError: [Errno 21] Is a directory: '{tmp_path}'" in capsys.readouterr().err
     assert ran(monkeypatch, "dlq", "show", "0", "--raw", str(tmp_path / "raw")) == 0
     assert json.loads(capsys.readouterr().out)["undecodable"].startswith("undecodable: ")
     assert (tmp_path / "raw").read_bytes() == raw
@@ -245,6 +265,8 @@ def test_dead_letters_are_listed_shown_and_put_back_once(
     assert "choose letters by" in capsys.readouterr().err
     assert ran(monkeypatch, "dlq", "replay", "--reason", "nosuch") == 1
     assert "--reason nosuch: expected one of bad_framing" in " ".join(capsys.readouterr().err.split())
+    assert ran(monkeypatch, "dlq", "replay", "--offset", "9-3") == 1
+    assert "--offset 9-3: expected 17, 10-20 or 10-" in capsys.readouterr().err
     for arguments, said in (
         (["--all", "--dry-run"], "1 would be put back, 0 kept"),
         (["--reason", "undecodable"], "1 put back, 0 kept"),
