@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from ..schemas.packed import NAN
 from ..schemas.spans import Usage, VersionRun
-from .gateway_json import Object, integer, items, listed, number, obj, text
+from .gateway_json import Object, integer, items, listed, loads, number, obj, text
 from .gateway_request import Prepared
 
 # Message fields that arrive in pieces and are joined; every other field's last value counts.
@@ -29,7 +29,8 @@ class Choice:
 
     index: int
     message: Object = field(default_factory=lambda: {"role": "assistant", "content": None})
-    calls: dict[int, Object] = field(default_factory=dict[int, Object])  # tool calls by index
+    calls: list[tuple[int, Object]] = field(default_factory=list[tuple[int, Object]])  # tool calls with their index
+    open_calls: dict[int, Object] = field(default_factory=dict[int, Object])  # by index, the one pieces belong to
     ids: array[int] | None = None  # None = not reported
     logprobs: array[float] | None = None  # NaN = missing there
     versions: list[VersionRun] = field(default_factory=list[VersionRun])
@@ -38,7 +39,8 @@ class Choice:
 
     def add(self, choice: Object) -> None:
         """Takes a choice of a whole answer (`message`) or of a chunk (`delta`)."""
-        self._add_message(obj(choice.get("delta")) or obj(choice.get("message")))
+        delta = choice.get("delta")
+        self._add_message(obj(choice.get("message") if delta is None else delta))
         if (ids := _ids(choice.get("token_ids"))) is not None:
             self.ids = _joined(self.ids, ids)
         if (content := listed(obj(choice.get("logprobs")).get("content"))) is not None:
@@ -57,15 +59,14 @@ class Choice:
                 for position, call in enumerate(items(value)):
                     self._add_call(obj(call), position)
             elif name in PIECES:
-                self.message[name] = (text(self.message.get(name)) or "") + (text(value) or "")
+                self.message[name] = _pieced(self.message.get(name), value)
             elif name == "function_call":
                 _join_function(self.message, "function_call", obj(value))
-            else:
+            elif value != "" or name not in self.message:
                 self.message[name] = value
 
     def _add_call(self, delta: Object, position: int) -> None:
-        index = integer(delta.get("index"))
-        call = self.calls.setdefault(position if index is None else index, {"type": "function"})
+        call = self._call_of(delta, position)
         for name in ("id", "type"):
             if isinstance(value := delta.get(name), str) and value:
                 call[name] = value
@@ -75,11 +76,22 @@ class Choice:
             elif name not in ("index", "id", "type") and value is not None:
                 call[name] = value
 
+    def _call_of(self, delta: Object, position: int) -> Object:
+        """The tool call that a piece belongs to. Engines number them, or only name them, or send each in one piece."""
+        index, name = integer(delta.get("index")), text(delta.get("id"))
+        same = [call for _, call in self.calls if call.get("id") == name] if name and index is None else []
+        index = position if index is None else index
+        call = same[0] if same else self.open_calls.get(index)
+        if call is None or _is_another(call, delta):
+            call = self.open_calls[index] = {"type": "function"}
+            self.calls.append((index, call))
+        return call
+
     def stored(self) -> Object:
         """The choice as recorded: no ids, no log-probs."""
         message = dict(self.message)
         if self.calls:
-            message["tool_calls"] = [call for _, call in sorted(self.calls.items())]
+            message["tool_calls"] = [call for _, call in sorted(self.calls, key=lambda numbered: numbered[0])]
         return {"index": self.index, "message": message, "finish_reason": self.finish_reason, **self.extra}
 
     def finite_logprobs(self) -> tuple[array[float] | None, int]:
@@ -184,10 +196,40 @@ def _remove(part: Object, names: tuple[str, ...]) -> bool:
     return bool(found)
 
 
+def _pieced(known: object, piece: object) -> object:
+    """A message field with its next piece: texts are joined, and so are lists of parts."""
+    if isinstance(piece, str) and (known is None or isinstance(known, str)):
+        return (known or "") + piece
+    if isinstance(piece, str) or listed(piece) is not None:
+        return [*_parts(known), *_parts(piece)]
+    return piece
+
+
+def _parts(value: object) -> list[object]:
+    return [{"type": "text", "text": value}] if isinstance(value, str) and value else items(value)
+
+
+def _is_another(call: Object, delta: Object) -> bool:
+    """Whether a piece at a tool call's place begins a further one: under another id, or behind a call that is whole."""
+    function, known = obj(delta.get("function")), obj(call.get("function"))
+    if name := text(delta.get("id")):
+        return call.get("id") not in (None, name)
+    return bool(function.get("name") and function.get("arguments")) and _is_whole(text(known.get("arguments")))
+
+
+def _is_whole(arguments: str | None) -> bool:
+    try:
+        return isinstance(loads(arguments or ""), dict)
+    except ValueError:
+        return False
+
+
 def _join_function(holder: Object, key: str, delta: Object) -> None:
+    """A name is sent in pieces, or again with every piece of the arguments."""
     joined = obj(holder.setdefault(key, {"name": "", "arguments": ""}))
-    for name in ("name", "arguments"):
-        joined[name] = (text(joined.get(name)) or "") + (text(delta.get(name)) or "")
+    for field_ in ("name", "arguments"):
+        known, piece = text(joined.get(field_)) or "", text(delta.get(field_)) or ""
+        joined[field_] = known if field_ == "name" and piece == known else known + piece
 
 
 def _ids(value: object) -> array[int] | None:
