@@ -22,7 +22,7 @@ from ..schemas.errors import InvalidRecord
 from ..schemas.records import Assembly, Reward, SpanBatch
 from .assembly import assembly_of, build
 from .attempt import OpenAttempt
-from .deadlines import NS_PER_S, Deadlines
+from .deadlines import NS_PER_S, Deadlines, at_once
 from .memory import Memory
 from .messages import Bound, Emitted, Late, Message, Output, Policy, Refused, Reread, ended, running
 from .nodes import reward_node
@@ -233,7 +233,7 @@ class Assembler:
             self._emit(attempt, now_ns, out, "events")
         elif attempt.size > self.policy.max_bytes:
             self._emit(attempt, now_ns, out, "bytes")
-        elif attempt.complete or not (attempt.dirty or attempt.emitted is None):
+        elif at_once(attempt, self.policy):
             self._emit(attempt, now_ns, out)
         elif attempt.dirty:
             self._deadlines.set(attempt)

@@ -18,13 +18,21 @@ def due_ns(attempt: OpenAttempt, policy: Policy) -> int:
     if not attempt.dirty:
         return attempt.last_ns + _ns(policy.hold_s)
     if attempt.end is not None:
-        since = attempt.end_seen_ns if attempt.emitted is None else attempt.dirty_ns
-        return since + _ns(policy.grace_s)
+        if attempt.emitted is None:
+            return attempt.end_seen_ns + _ns(policy.grace_s)
+        return attempt.dirty_ns + _ns(policy.revision_s if attempt.complete else policy.grace_s)
     last = attempt.first_ns + _ns(policy.absolute_s)
     if attempt.begun or attempt.spans_first is None:
         return last  # its end marker, or all its spans, are owed to it; agents, tools and brokers may pause for long
     wait = policy.grace_s if attempt.root_ended and not attempt.absent else policy.idle_s
     return min(attempt.last_ns + _ns(wait), last)
+
+
+def at_once(attempt: OpenAttempt, policy: Policy) -> bool:
+    """Whether an attempt that something came for is emitted with it, and no look at it is needed."""
+    if not attempt.dirty:
+        return attempt.emitted is not None
+    return attempt.complete and (attempt.emitted is None or attempt.events <= policy.revised_at_once)
 
 
 class Deadlines:

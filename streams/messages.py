@@ -20,6 +20,8 @@ class Policy:
     """When an attempt is closed, and how much is held. Seconds, bytes."""
 
     grace_s: float = 2.0  # after an end marker whose counts are not met or whose tree has holes
+    revision_s: float = 0.1  # a complete revision of a large attempt waits for what comes with it: each costs all of it
+    revised_at_once: int = 100  # spans and rewards up to which an attempt is no large one
     idle_s: float = 600.0  # without any event, for attempts that have spans and neither begin nor end marker
     absolute_s: float = 86_400.0  # after the first event, whatever comes
     hold_s: float = 30.0  # an emitted attempt's events stay in memory, so that a late one need not be read for

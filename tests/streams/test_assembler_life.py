@@ -116,3 +116,27 @@ def test_a_reward_that_was_no_number_and_its_correction_are_one_arrival() -> Non
         assert bench.trajectories() == []
         bench.wait(3)
         assert bench.last().flags == ["missing_rewards", "nonfinite_reward"]
+
+
+def late_to(size: int) -> Bench:
+    """Three records that come one after the other for an attempt of so many spans that was emitted."""
+    bench = Bench()
+    bench.give(batch(*(span(f"s{i}", seq=i) for i in range(size)), begin=True, end=end()))
+    bench.give(*(batch(span(f"late{i}"), producer="gateway") for i in range(3)))
+    return bench
+
+
+def test_a_small_attempt_is_revised_at_once() -> None:
+    bench = late_to(10)
+    assert [t.revision for t in bench.trajectories()] == [10, 11, 12, 13]
+
+
+def test_a_burst_for_a_large_attempt_makes_one_revision() -> None:
+    bench = late_to(200)
+    bench.wait(0.09)
+    assert [t.revision for t in bench.trajectories()] == [200]
+    assert bench.committable() == {"spans": 1, "rewards": 0}
+    bench.wait(0.01)
+    assert [t.revision for t in bench.trajectories()] == [200, 203]
+    assert bench.committable() == {"spans": 4, "rewards": 0}
+    assert bench.assembler.open_attempts == 0

@@ -95,7 +95,7 @@ def comparable(found: dict[str, Trajectory]) -> dict[str, str]:
 
 
 PATIENT = Policy()
-HASTY = Policy(grace_s=1, idle_s=2, absolute_s=5, hold_s=0)
+HASTY = Policy(grace_s=1, idle_s=2, absolute_s=5, hold_s=0, revised_at_once=0)
 
 
 @settings(max_examples=40, deadline=None)
