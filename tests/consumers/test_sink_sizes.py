@@ -19,7 +19,7 @@ from spanloop.infra.clickhouse_client import Client, unavailable
 from spanloop.infra.kafka import Message
 from spanloop.infra.landing_targets import MAX_VALUE_BYTES
 from spanloop.schemas.errors import Unavailable
-from spanloop.schemas.records import ModelCall, Resource, Task
+from spanloop.schemas.records import ModelCall, Resource, Reward, Task
 
 HUGE = 10 << 20
 
@@ -38,7 +38,7 @@ def test_a_huge_attribute_is_capped_with_its_length_and_hash_and_merges_go_on(la
     for i in range(3):
         attributes = json.dumps({"before": "b", "prompt": value, "after": i}, ensure_ascii=False)
         lab.store(lab.batch(lab.span(f"s{i}", attributes=attributes)))
-    lab.client.command("OPTIMIZE TABLE spans FINAL")
+    lab.client.command("OPTIMIZE TABLE spans FINAL SETTINGS max_memory_usage = 209715200")  # 200 MiB
     assert lab.rows("SELECT mapKeys(attributes), attributes['after'] FROM v_spans ORDER BY span_id") == [
         (["before", "prompt", "prompt.truncated", "prompt.length", "prompt.sha256", "after"], str(i)) for i in range(3)
     ]
@@ -134,9 +134,9 @@ def parts(lab: Lab) -> int:
 def test_nothing_and_one_record_and_many_tiny_flushes_are_taken(lab: Lab) -> None:  # CH-10
     sink = lab.sink()
     sink.write([])
-    for i in range(20):
-        sink.write([lab.message(lab.batch(lab.span(f"{i:016x}")))])
-    assert lab.one("SELECT count() FROM v_spans") == 20
+    for i in range(1000):
+        sink.write([lab.message(Reward(f"rw-{i:03}", "ro-1", value=1.0))])
+    assert lab.one("SELECT count() FROM v_rewards") == 1000
     assert parts(lab) < 300
 
 
