@@ -31,6 +31,14 @@ class Sink(Protocol):
         ...
 
 
+class Unended(Protocol):
+    """A span that was started and has not ended."""
+
+    def so_far(self) -> Span | None:
+        """The span without an end; null = it cannot be told."""
+        ...
+
+
 @dataclass(eq=False)
 class Scope:
     """One attempt as the code that runs in it sees it. `sequence` orders what this producer emits for the attempt."""
@@ -42,6 +50,7 @@ class Scope:
     trace_id: str = ""
     root_id: str | None = None  # span that has no other parent hangs here; null = it is a root
     last_calls: dict[tuple[str, ...], str] = field(default_factory=dict[tuple[str, ...], str])  # agent path -> span id
+    unended: dict[str, Unended] = field(default_factory=dict[str, Unended])  # span id -> the span
     _sequences: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
@@ -50,6 +59,13 @@ class Scope:
     def sequence(self) -> int:
         """The next position; safe from any thread."""
         return next(self._sequences)
+
+    def hand_over(self) -> None:
+        """Emits the spans that are still open, so that none lacks its parent; one that ends later follows whole."""
+        unended, self.unended = self.unended, {}
+        for each in list(unended.values()):
+            if (span := each.so_far()) is not None:
+                self.sink.span(span)
 
     def skip_to(self, position: int) -> None:
         """Goes on from a position: the ones before were given out for this attempt in another process."""

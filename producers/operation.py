@@ -15,11 +15,12 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, TypeVar, cast, overload
 
 from ..schemas import ids, semconv
+from ..schemas.records import Span
 from . import context
 from .emit import exception_attributes, make_span, text_of
 
@@ -37,7 +38,9 @@ class Operation:
         self._found: dict[str, object] = {}
         self._start_ns = 0
         self._parent: str | None = None
+        self._scope: context.Scope | None = None
         self._inside: context.OpenSpan | None = None
+        self._handed_on = False  # it goes on in the coroutine or the generator that the call has returned
 
     def set_input(self, *args: object, **kwargs: object) -> None:
         """What the operation works on: arguments by position and by name."""
@@ -52,9 +55,16 @@ class Operation:
         self._found[name] = value
 
     def __call__(self, function: F) -> F:
-        """Makes every call of a function an operation of this kind, with its arguments and result."""
+        """Makes every call of a function an operation of this kind, with its arguments and result.
+
+        Of a generator it is all that happens until it is done or closed, without what its consumer does in between.
+        """
+        if isinstance(function, (classmethod, staticmethod)):
+            method = cast("Any", function)
+            return type(method)(self(method.__func__))
         name = self._name or getattr(function, "__qualname__", "operation")
-        signature = inspect.signature(function)
+        signature = _signature(function)
+        generates = _generates(function)
 
         def begin(args: tuple[object, ...], kwargs: dict[str, object]) -> Operation:
             made = Operation(name, self._agent, self._attributes)
@@ -71,17 +81,47 @@ class Operation:
 
         @functools.wraps(function)
         def synchronous(*args: Any, **kwargs: Any) -> Any:
-            with begin(args, kwargs) as op:
+            op = begin(args, kwargs)
+            with op:
                 result = function(*args, **kwargs)
-                op.set_output(result)
-                return result
+                go_on = _GO_ON.get(type(cast("object", result)))
+                if go_on is None or not (generates or go_on is _awaited):
+                    op.set_output(result)
+                    return result
+                op._handed_on = True
+            return go_on(op, result)
 
         return cast("F", asynchronous if inspect.iscoroutinefunction(function) else synchronous)
 
-    def __enter__(self) -> Operation:
+    def begin(self) -> None:
+        """It starts now; what hangs under it does so `within`."""
+        self._handed_on = False
         self._parent = context.parent()
         self._start_ns = time.time_ns()
-        self._inside = context.OpenSpan(self.span_id, self._agent)
+        self._scope = context.active()
+        if self._scope is not None:
+            self._scope.unended[self.span_id] = self
+
+    def within(self) -> context.OpenSpan:
+        """Makes it the parent of what the block emits."""
+        return context.OpenSpan(self.span_id, self._agent)
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over; closing a generator early is no error."""
+        if self._scope is None:
+            return
+        self._scope.unended.pop(self.span_id, None)
+        if not self._handed_on:
+            failed = None if isinstance(error, GeneratorExit) else error
+            self._scope.sink.span(self._span(self._scope, time.time_ns(), failed))
+
+    def so_far(self) -> Span | None:
+        """See `context.Unended`."""
+        return None if self._scope is None else self._span(self._scope, None, None)
+
+    def __enter__(self) -> Operation:
+        self.begin()
+        self._inside = self.within()
         self._inside.__enter__()
         return self
 
@@ -91,26 +131,24 @@ class Operation:
         if self._inside is not None:
             self._inside.__exit__(kind, error, trace)
             self._inside = None
-        scope = context.active()
-        if scope is None:
-            return
+        self.end(error)
+
+    def _span(self, scope: context.Scope, end_ns: int | None, error: BaseException | None) -> Span:
         facts: dict[str, object] = {semconv.KIND: "operation", **self._attributes, **self._found}
         if self._agent is not None:
             facts[semconv.AGENT] = self._agent
         if error is not None:
             facts |= exception_attributes(error)
-        scope.sink.span(
-            make_span(
-                scope,
-                self._name or "spanloop.operation",
-                facts,
-                start_ns=self._start_ns,
-                end_ns=time.time_ns(),
-                span_id=self.span_id,
-                parent=self._parent,
-                status="ok" if error is None else "error",
-                message="" if error is None else text_of(error),
-            )
+        return make_span(
+            scope,
+            self._name or "spanloop.operation",
+            facts,
+            start_ns=self._start_ns,
+            end_ns=end_ns,
+            span_id=self.span_id,
+            parent=self._parent,
+            status="error" if error is not None else "unset" if end_ns is None else "ok",
+            message="" if error is None else text_of(error),
         )
 
     async def __aenter__(self) -> Operation:
@@ -121,11 +159,90 @@ class Operation:
     ) -> None:
         self.__exit__(kind, error, trace)
 
-    def _bind(self, signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _bind(self, signature: inspect.Signature | None, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         try:
-            self._found[semconv.INPUT] = dict(signature.bind(*args, **kwargs).arguments)
+            if signature is not None:
+                self._found[semconv.INPUT] = dict(signature.bind(*args, **kwargs).arguments)
+                return
         except TypeError:  # a wrong call: the function itself raises the better error
-            self.set_input(*args, **kwargs)
+            pass
+        self.set_input(*args, **kwargs)
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError):  # some functions of C have none
+        return None
+
+
+def _generates(function: Callable[..., object]) -> bool:
+    """Whether each call makes a generator, also behind other decorators; one that is only handed out is not ours."""
+    inner = inspect.unwrap(function)
+    return inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
+
+
+async def _awaited(op: Operation, coroutine: Awaitable[Any]) -> Any:
+    with op:
+        result = await coroutine
+        op.set_output(result)
+        return result
+
+
+def _generator(op: Operation, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    op.begin()
+    step: Any = body.send
+    given: Any = None
+    try:
+        while True:
+            with op.within():
+                made = step(given)
+            try:
+                step, given = body.send, (yield made)
+            except GeneratorExit:
+                with op.within():
+                    body.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - what the consumer throws is the body's to handle
+                step, given = body.throw, error
+    except StopIteration as done:
+        if done.value is not None:
+            op.set_output(done.value)
+        op.end(None)
+        return done.value
+    except BaseException as error:
+        op.end(error)
+        raise
+
+
+async def _async_generator(op: Operation, body: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
+    op.begin()
+    step: Any = body.asend
+    given: Any = None
+    try:
+        while True:
+            with op.within():
+                made = await step(given)
+            try:
+                step, given = body.asend, (yield made)
+            except GeneratorExit:
+                with op.within():
+                    await body.aclose()
+                raise
+            except BaseException as error:  # noqa: BLE001 - as above
+                step, given = body.athrow, error
+    except StopAsyncIteration:
+        op.end(None)
+    except BaseException as error:
+        op.end(error)
+        raise
+
+
+_GO_ON: dict[type, Callable[[Operation, Any], Any]] = {
+    CoroutineType: _awaited,
+    GeneratorType: _generator,
+    AsyncGeneratorType: _async_generator,
+}
 
 
 @overload
@@ -134,6 +251,6 @@ def operation(name: F, /) -> F: ...
 def operation(name: str | None = None, /, *, agent: str | None = None, **attributes: object) -> Operation: ...
 def operation(name: F | str | None = None, /, *, agent: str | None = None, **attributes: object) -> F | Operation:
     """An operation to use with `with` or as a decorator; `agent` names the agent that is at work in it."""
-    if callable(name):
-        return Operation(None, None, {})(name)
+    if callable(name) or isinstance(name, classmethod):
+        return Operation(None, None, {})(cast("F", name))
     return Operation(name, agent, attributes)
