@@ -6,7 +6,7 @@ They ask for a broker before they import their part, which may take seconds.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -119,6 +119,10 @@ def engine(
     policy: Annotated[str, typer.Option(help="Policy whose versions it serves.")] = "policy",
     model: Annotated[Path | None, typer.Option(help="Hugging Face folder: starts the embedded engine on it.")] = None,
     url: Annotated[str | None, typer.Option(help="A running engine with vLLM's routes instead.")] = None,
+    logprobs_mode: Annotated[
+        Literal["raw_logprobs", "processed_logprobs"] | None,
+        typer.Option(help="What a vLLM's log-probs are of (its own option); unsaid, only temperature 1 is trained."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the embedded engine's sampling.")] = 0,
     frozen: Annotated[bool, typer.Option(help="Control: acknowledges new weights but keeps the old ones.")] = False,
 ) -> None:
@@ -130,7 +134,7 @@ def engine(
     from spanloop.trainer.loader import LoaderService
 
     if model is None:
-        run_until_signalled(LoaderService(settings, str(url), policy))
+        run_until_signalled(LoaderService(settings, str(url), policy, logprobs_mode=logprobs_mode))
         return
     with EngineProcess(model, served_model_name=policy, frozen=frozen, seed=seed) as process:
         run_until_signalled(LoaderService(settings, process.url, policy, verify=not frozen))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import closing
+from typing import Literal
 
 from ..infra.clock import Clock, SystemClock
 from ..infra.kafka import Reader
@@ -28,6 +29,8 @@ from .loader_plan import LEASE_LABEL, LEASE_S, Lease, Versions
 
 log = logging.getLogger(__name__)
 
+# Which distribution log-probs are of: before the temperature, or the one drawn from.
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 BEAT_S = 1.0
 # No integer: tokens stamped with it have no version, and are never trained.
 UNVERIFIED = "unverified"
@@ -44,6 +47,7 @@ class LoaderService:
         *,
         verify: bool = True,
         paused_probe: bool = True,
+        logprobs_mode: LogprobsMode | None = None,
         name: str = "",
         clock: Clock | None = None,
     ) -> None:
@@ -53,12 +57,15 @@ class LoaderService:
         version numbers and keeps its old weights, so its probe could only fail.
         paused_probe: False for vLLM, which queues the probe while paused. It is then resumed before it, under a stamp
         that is no version, so what it answers meanwhile is not trained.
+        logprobs_mode: what the engine's log-probs are of, where it does not say: vLLM's `--logprobs-mode`, raw_logprobs
+        unless it was given. Where nobody says, only calls at temperature 1 are trained.
         """
         self._settings = settings
         self._url = engine_url.rstrip("/")
         self._policy = policy
         self._verify = verify
         self._paused_probe = paused_probe
+        self._logprobs_mode = logprobs_mode
         self._name = name or f"loader-{policy}"
         self._clock = clock or SystemClock()
         self._worker_id = ids.worker_id()
@@ -153,7 +160,7 @@ class LoaderService:
         try:
             version = engine.version()
             if not self._reachable:
-                mode = engine.logprobs_mode()
+                mode = engine.logprobs_mode() or self._logprobs_mode
                 self._software = {} if mode is None else {"logprobs_mode": mode}
         except (Unavailable, WeightsRefused) as error:  # what says no to this question is no engine, or not yet
             if self._reachable or first:

@@ -65,8 +65,12 @@ class EngineClient:
         """Log-probabilities of ids[1:] at temperature 1."""
         body = {"model": self._policy, "prompt": ids, "max_tokens": 0, "echo": True, "prompt_logprobs": 0}
         answer = self._post("/v1/completions", body, timeout=RELOAD_TIMEOUT_S)
-        scored = cast("list[dict[str, dict[str, float]] | None]", answer["choices"][0]["prompt_logprobs"])
-        return [(entry or {})[str(token)]["logprob"] for token, entry in zip(ids[1:], scored[1:], strict=True)]
+        try:
+            scored = cast("list[dict[str, dict[str, float]] | None]", answer["choices"][0]["prompt_logprobs"])
+            found = [(entry or {})[str(token)]["logprob"] for token, entry in zip(ids[1:], scored[1:], strict=True)]
+            return [float(x) for x in found]
+        except (ValueError, TypeError, LookupError) as error:
+            raise WeightsRefused(f"engine {self._http.base_url} does not score a prompt: {error!r}") from error
 
     def close(self) -> None:
         """Closes its connections."""
@@ -121,13 +125,18 @@ def digest(files: list[Path]) -> str:
 def check_probe(engine: EngineClient, probe: str) -> None:
     """Compares what the engine answers with JSON {ids, logprobs}: logprobs[i] is of ids[i] given ids[:i].
 
-    The first log-prob is not compared (there may also be none for it). Raises WeightsRefused.
+    The first log-prob is not compared (there may also be none for it). Raises WeightsRefused, Unavailable.
     """
     try:
         expected: dict[str, Any] = json.loads(probe)
         ids = [int(i) for i in expected["ids"]]
-        logprobs = [float(x) for x in expected["logprobs"][len(expected["logprobs"]) - len(ids) + 1 :]]
-    except (ValueError, TypeError, KeyError) as error:
+        told: list[Any] = expected["logprobs"]
+        if len(ids) < 2 or len(told) not in (len(ids) - 1, len(ids)):
+            raise ValueError(
+                f"{len(ids)} ids and {len(told)} log-probs; expected as many, or one fewer, of two or more"
+            )
+        logprobs = [float(x) for x in told[1 - len(ids) :]]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise WeightsRefused(f"the probe {probe[:200]!r} is no JSON {{ids, logprobs}}: {error!r}") from error
     found = engine.score(ids)
     apart = [abs(a - b) for a, b in zip(found, logprobs, strict=True)]

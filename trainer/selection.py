@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -45,16 +46,17 @@ def row_reason(row: Row, config: TrainerConfig, vocabulary: int) -> str | None:
 
 
 def untrainable(sampling: Sampling) -> bool:
-    """True where the log-probs are not those of softmax(logits / T): what the trainer computes would not match.
+    """True where the log-probs are not surely those of softmax(logits / T): what the trainer computes would not match.
 
-    null is the engine's default: temperature 1, everything else off.
+    null is the engine's default: temperature 1, everything else off. Raw log-probs are those of T = 1, as may be those
+    of an engine that does not say which it gives.
     """
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
     return (
-        temperature <= 0
+        not 0 < temperature < math.inf
         or sampling.top_p not in (None, 1.0)
         or sampling.top_k not in (None, 0, -1)
         or sampling.min_p not in (None, 0.0)
         or sampling.penalties
-        or (sampling.logprob_mode == "raw" and temperature != 1.0)
+        or (sampling.logprob_mode != "processed" and temperature != 1.0)
     )

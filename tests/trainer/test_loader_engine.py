@@ -8,14 +8,17 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 from loader_rig import running
-from starlette.responses import Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from waiting import until
 
 from spanloop.infra.http_server import App, HttpThread
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import Unavailable
 from spanloop.trainer.loader import BEAT_S, LoaderService
-from spanloop.trainer.loader_engine import EngineClient, WeightsRefused
+from spanloop.trainer.loader_engine import EngineClient, WeightsRefused, check_probe
 
 
 @pytest.fixture(params=[500, 502, 503, 504])
@@ -29,6 +32,62 @@ def answered(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
 
     with closing(HttpThread(made)) as server:
         yield status, server.url
+
+
+@pytest.fixture
+def scored() -> Iterator[tuple[list[object], EngineClient]]:
+    """What an engine gives as `prompt_logprobs` of ids 1, 2 and 3, and its client."""
+    given: list[object] = [None, {"2": {"logprob": -1.0}}, {"3": {"logprob": -2.0}}]
+
+    async def answer(_: Request) -> Response:
+        return JSONResponse({"choices": [{"prompt_logprobs": given}]})
+
+    @asynccontextmanager
+    async def made() -> AsyncGenerator[App]:
+        yield Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
+
+    with closing(HttpThread(made)) as server, closing(EngineClient(server.url, "policy")) as client:
+        yield given, client
+
+
+@pytest.mark.parametrize("logprobs", ["[null, -1.0, -2.0]", "[-1.0, -2.0]", "[7, -1.0, -2.0]"])
+def test_the_first_log_prob_of_a_probe_may_be_anything_or_left_out(
+    scored: tuple[list[object], EngineClient], logprobs: str
+) -> None:
+    check_probe(scored[1], f'{{"ids": [1, 2, 3], "logprobs": {logprobs}}}')
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        '{"ids": [1, 2, 3], "logprobs": []}',
+        '{"ids": [1, 2, 3], "logprobs": [-1.0]}',
+        '{"ids": [1, 2, 3], "logprobs": [null, -1.0, -2.0, -3.0]}',
+        '{"ids": [1, 2, 3], "logprobs": [null, -1.0, NaN]}',
+        '{"ids": [1, 1e999], "logprobs": [null, -1.0]}',
+        '{"ids": [], "logprobs": []}',
+        '{"ids": [1, 2, 3], "logprobs": {}}',
+        "[]",
+        "[" * 100_000,
+    ],
+)
+def test_a_probe_that_tests_nothing_or_is_none_refuses_its_weights(
+    scored: tuple[list[object], EngineClient], probe: str
+) -> None:
+    with pytest.raises(WeightsRefused, match="probe"):
+        check_probe(scored[1], probe)
+
+
+@pytest.mark.parametrize("entry", [None, {}, {"3": None}, {"3": {"logprob": None}}, 5])
+def test_an_engine_that_does_not_score_a_prompt_refuses_weights(
+    scored: tuple[list[object], EngineClient], entry: object
+) -> None:
+    given, client = scored
+    for wrong in ([*given[:2], entry], given[:2], [*given, entry]):
+        given[:] = wrong
+        with pytest.raises(WeightsRefused, match="does not score a prompt"):
+            check_probe(client, '{"ids": [1, 2, 3], "logprobs": [null, -1.0, -2.0]}')
+        given[:] = [None, {"2": {"logprob": -1.0}}, {"3": {"logprob": -2.0}}]
 
 
 @pytest.mark.parametrize("ask", [EngineClient.version, EngineClient.pause, EngineClient.resume])
