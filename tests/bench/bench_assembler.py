@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from operator import attrgetter, methodcaller
 from pathlib import Path
@@ -205,6 +205,18 @@ def catch_up_rate(settings: Settings, spans: int, per_record: int) -> float:
         return (live.expected - before) * (spans / live.expected) / (time.perf_counter() - start)
 
 
+def faust_noop_rate(settings: Settings, records: int) -> float:
+    """Records a second of CPU that Faust's own streams hand to an app which does nothing with them."""
+    with closing(Producer(settings, "bench")) as producer:
+        for b in log(records, 1):
+            producer.send(b)
+    command = [sys.executable, str(Path(__file__).with_name("faust_noop.py")), str(records)]
+    done = subprocess.run(
+        command, env={**os.environ, **settings.environment()}, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])["records_per_cpu_s"]
+
+
 def latencies_ms(settings: Settings) -> list[float]:
     """Milliseconds from an acknowledged end marker to its trajectory at a reader, one attempt at a time."""
     out: list[float] = []
@@ -260,6 +272,7 @@ def main() -> dict[str, float]:
                 wall, cpu = scaled(make(), workers, sizes[10], 10)
                 figures[f"live_spans_per_s_{workers}_assemblers"] = wall
                 figures[f"live_spans_per_cpu_s_{workers}_assemblers"] = cpu
+            figures["faust_noop_records_per_cpu_s"] = faust_noop_rate(make(), sizes[1])
         figures["catch_up_spans_per_s_10_a_record"] = catch_up_rate(make(), sizes[10], 10)
         found = latencies_ms(make())
         figures["end_to_trajectory_p50_ms"] = found[len(found) // 2]
