@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 from ..schemas.packed import NAN
 from ..schemas.spans import Usage, VersionRun
+from .attributes import clean
 from .gateway_json import Object, integer, items, listed, loads, number, obj, text
 from .gateway_request import Prepared
 
@@ -47,7 +48,8 @@ class Choice:
             self.logprobs = _joined(self.logprobs, _logprobs(content))
         if runs := items(choice.get("weight_versions")):
             self.versions = [run for run in map(_version, runs) if run is not None]
-        self.finish_reason = text(choice.get("finish_reason")) or self.finish_reason
+        if reason := text(choice.get("finish_reason")):
+            self.finish_reason = clean(reason)
         if (stop := choice.get("stop_reason")) is not None:
             self.extra["stop_reason"] = stop
 
@@ -126,7 +128,7 @@ class Answer:
         for position, item in enumerate(items(part.get("choices"))):
             choice = obj(item)
             self._add_prompt(choice)
-            index = integer(choice.get("index"))
+            index = integer(choice.get("index"), 32)
             index = position if index is None else index
             self.choices.setdefault(index, Choice(index)).add(choice)
         if isinstance(part.get("usage"), dict):
@@ -214,12 +216,12 @@ def _is_another(call: Object, delta: Object) -> bool:
     function, known = obj(delta.get("function")), obj(call.get("function"))
     if name := text(delta.get("id")):
         return call.get("id") not in (None, name)
-    return bool(function.get("name") and function.get("arguments")) and _is_whole(text(known.get("arguments")))
+    return bool(function.get("name") and function.get("arguments")) and _is_whole(text(known.get("arguments")) or "")
 
 
-def _is_whole(arguments: str | None) -> bool:
+def _is_whole(arguments: str) -> bool:
     try:
-        return isinstance(loads(arguments or ""), dict)
+        return isinstance(loads(arguments.encode(errors="replace")), dict)
     except ValueError:
         return False
 
@@ -257,13 +259,12 @@ def _logprobs(content: list[object]) -> array[float]:
 
 def _version(run: object) -> VersionRun | None:
     found = obj(run)
-    start, end, version = integer(found.get("start")), integer(found.get("end")), found.get("version")
-    if start is None or end is None or not isinstance(version, int | str):
-        return None
+    start, end, version = integer(found.get("start"), 32), integer(found.get("end"), 32), found.get("version")
     try:
-        return VersionRun(int(version), start, end)
+        version = integer(int(version) if isinstance(version, str) else version)
     except ValueError:  # an engine that was never given one of our versions names its own
         return None
+    return None if start is None or end is None or version is None else VersionRun(version, start, end)
 
 
 def _usage(usage: Object) -> Usage:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from ..schemas import ids, semconv
 from ..schemas.packed import pack_ids, pack_logprobs
 from ..schemas.spans import LogprobMode, ModelCall, Sampling, Span, SpanStatus, Usage, VersionRun
+from .attributes import clean
 from .gateway_answer import Answer, Choice
 from .gateway_engines import Engine
 from .gateway_json import Object, dumps
@@ -75,7 +76,7 @@ class Exchange:
             scope_name=SCOPE,
             end_ns=end_ns,
             status=status,
-            status_message=self.error or "",
+            status_message=clean(self.error or ""),
             attributes=dumps(self._attributes(call)).decode(),
             call=call,
         )

@@ -7,6 +7,7 @@ who calls? ─▶ live? ─▶ read, prepare ─▶ engine ─┬─▶ whole: r
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from ..infra.telemetry import OFF, Meter
 from ..schemas import semconv
 from ..schemas.errors import InvalidKey, Unavailable
 from . import keys
-from .gateway_answer import is_usage_chunk, strip, tells_error
+from .gateway_answer import Answer, is_usage_chunk, strip, tells_error
 from .gateway_attempts import Attempts
 from .gateway_call import Exchange, origin_of
 from .gateway_engines import Engines
@@ -41,6 +42,8 @@ from .gateway_request import prepare
 from .gateway_stream import DONE, Hold, data_of, events
 from .gateway_upstream import Reply, Upstream
 from .outcome import tells_overflow
+
+log = logging.getLogger(__name__)
 
 PASSED_ON = ("x-request-id", "traceparent", "tracestate")
 BAD_REQUEST, BAD_GATEWAY = 400, 502
@@ -153,6 +156,11 @@ class Chat:
         except Refused as refused:
             await self._fail(x, refused, stream, send)
             return False
+        except Exception as error:  # the entry point of a call: whatever failed here, its span is written
+            log.exception("a call of attempt %s failed in the gateway", x.origin.attempt_id)
+            x.answer = Answer()
+            await self._fail(x, Refused("internal_error", f"the gateway failed: {error!r}"), stream, send)
+            return False
         finally:
             if reply is not None:
                 reply.close()
@@ -232,7 +240,7 @@ class Chat:
 
 def identify(path_params: Object, headers: dict[str, str], secret: str) -> tuple[str, str]:
     """(rollout_id, attempt_id) of a call, by its path or its key. Raises Refused(invalid_key)."""
-    bearer = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
+    bearer = _bearer(headers.get("authorization", "")) or headers.get("x-api-key", "")
     by_path = (str(path_params.get("rollout_id", "")), str(path_params.get("attempt_id", "")))
     if all(by_path) and not keys.is_key(bearer):
         return by_path
@@ -245,11 +253,16 @@ def identify(path_params: Object, headers: dict[str, str], secret: str) -> tuple
     return by_key
 
 
+def _bearer(header: str) -> str:
+    scheme, _, token = header.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else header.strip()
+
+
 def _parse(body: bytes) -> tuple[Object, bool]:
     try:
         parsed, strict = loads_noting(body)
     except ValueError as error:
-        raise Refused("upstream_broken", f"the engine's answer is no JSON: {error}") from error
+        raise Refused("upstream_broken", f"the engine's answer cannot be read as JSON: {error}") from error
     part = obj(parsed)
     if not part:
         raise Refused("upstream_broken", f"the engine's answer is no JSON object: {body[:100]!r}")

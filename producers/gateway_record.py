@@ -16,14 +16,18 @@ from uuid import uuid4
 
 from ..infra.clock import Clock, SystemClock
 from ..infra.producer import Ack
-from ..schemas.errors import DeliveryFailed, InvalidRecord, SpanloopError
+from ..schemas.errors import DeliveryFailed, InvalidRecord, RecordTooLarge, SpanloopError
 from ..schemas.records import DeadLetter, SpanBatch
 from ..schemas.serde import encode_body
 from ..schemas.topics import SPANS, Record
+from .gateway_answer import Answer
 from .gateway_call import Exchange
 from .gateway_errors import Refused
 
 log = logging.getLogger(__name__)
+
+# The record itself is at fault, and only its answer can be: what was read of the request was looked at before.
+NEVER = (RecordTooLarge, InvalidRecord)
 
 
 class Sender(Protocol):
@@ -48,9 +52,16 @@ class Recorder:
         self.unrecorded = 0
 
     async def ahead(self, exchange: Exchange) -> None:
-        """Records an answer and waits for the broker. Raises Refused(not_recorded), after the correction was sent."""
+        """Records an answer and waits for the broker. Raises Refused, after the correction was sent.
+
+        `not_recorded`, where another try may do better, else `too_large` or `internal_error`.
+        """
         try:
             await asyncio.wait_for(self._sender.send_async(self._record(exchange, delivered=True)), self._ack_timeout_s)
+        except NEVER as error:
+            self.undelivered(exchange, f"not recorded: {error}")
+            code = "too_large" if isinstance(error, RecordTooLarge) else "internal_error"
+            raise Refused(code, f"the answer cannot be recorded and is withheld: {error}") from error
         except (SpanloopError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no acknowledgement within {self._ack_timeout_s:g} s"
             self.undelivered(exchange, f"not recorded: {reason}")
@@ -62,20 +73,29 @@ class Recorder:
         """Records, without waiting, that the agent did not get this answer in whole."""
         exchange.error = exchange.error or why
         try:
-            self._sender.send(self._record(exchange, delivered=False), on_delivery=self._settled)
-        except (SpanloopError, InvalidRecord) as error:
+            try:
+                self._sender.send(self._record(exchange, delivered=False), on_delivery=self._settled)
+            except NEVER:
+                exchange.answer = Answer()
+                self._sender.send(self._record(exchange, delivered=False), on_delivery=self._settled)
+        except SpanloopError as error:
             self.unrecorded += 1
             log.warning("a call of attempt %s is not recorded: %s", exchange.origin.attempt_id, error)
 
     async def failed(self, exchange: Exchange) -> None:
         """Records a call that no engine answered; the agent gets its error whether or not this succeeds."""
         try:
-            await asyncio.wait_for(
-                self._sender.send_async(self._record(exchange, delivered=False)), self._ack_timeout_s
-            )
+            await asyncio.wait_for(self._failed(exchange), self._ack_timeout_s)
         except (SpanloopError, asyncio.TimeoutError) as error:
             self.unrecorded += 1
             log.warning("a failed call of attempt %s is not recorded: %r", exchange.origin.attempt_id, error)
+
+    async def _failed(self, exchange: Exchange) -> None:
+        try:
+            await self._sender.send_async(self._record(exchange, delivered=False))
+        except NEVER:
+            exchange.answer = Answer()
+            await self._sender.send_async(self._record(exchange, delivered=False))
 
     def _settled(self, failure: DeliveryFailed | None, ack: Ack | None) -> None:
         del ack

@@ -10,6 +10,8 @@ import hashlib
 from dataclasses import dataclass
 
 from ..schemas.spans import Sampling
+from ..schemas.topics import SPANS
+from .attributes import clean
 from .gateway_errors import Refused
 from .gateway_json import Object, dumps, integer, items, loads, number, obj, text
 from .gateway_policy import GatewayPolicy
@@ -20,6 +22,8 @@ GRAMMARS = (
 )  # fmt: skip
 PENALTIES = (("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0))
 MAX_CHOICES = 128  # OpenAI's own limit
+# What is left in a record for the answers with their ids; each of n spans holds the whole request.
+ROOM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +45,21 @@ class Prepared:
 
 
 def prepare(body: bytes, policy: GatewayPolicy) -> Prepared:
-    """Reads a request body. Raises Refused(invalid_request)."""
+    """Reads a request body. Raises Refused(invalid_request, too_large)."""
     request = _parse(body)
     messages = items(request.get("messages"))
     _normalise(messages)
-    recorded = dumps(request)
+    recorded, choices = dumps(request), _choices(request)
+    _check_size(len(recorded), choices)
     stream = request.get("stream") is True
     asked_usage = obj(request.get("stream_options")).get("include_usage") is True
     return Prepared(
         recorded=recorded.decode(),
         body=dumps(_extended(request, policy, stream)),
         digest=hashlib.blake2b(recorded, digest_size=16).digest(),
-        model=text(request.get("model")) or "",
+        model=clean(text(request.get("model")) or ""),
         stream=stream,
-        choices=_choices(request),
+        choices=choices,
         wants_logprobs=request.get("logprobs") is True,
         wants_ids=request.get("return_token_ids") is True,
         wants_usage=asked_usage or not policy.ask_usage,
@@ -68,7 +73,7 @@ def _parse(body: bytes) -> Object:
     try:
         request = loads(body)
     except ValueError as error:
-        raise Refused("invalid_request", f"the body is no JSON: {error}") from error
+        raise Refused("invalid_request", f"the body cannot be read as JSON: {error}") from error
     found = obj(request)
     if not found:
         raise Refused("invalid_request", f"the body must be a JSON object with 'messages', got {body[:40]!r}")
@@ -93,6 +98,17 @@ def _choices(request: Object) -> int:
     return count
 
 
+def _check_size(size: int, choices: int) -> None:
+    """Refuses before an engine is asked what could not be recorded after it has answered."""
+    longest = (SPANS.max_bytes - ROOM_BYTES) // choices
+    if size > longest:
+        raise Refused(
+            "too_large",
+            f"the request takes {size} bytes, and one with n={choices} is recorded up to {longest}: send less of it, "
+            "such as smaller images, or ask for fewer choices",
+        )
+
+
 def _extended(request: Object, policy: GatewayPolicy, stream: bool) -> Object:
     out = dict(request)
     if policy.ask_logprobs:
@@ -106,14 +122,14 @@ def _extended(request: Object, policy: GatewayPolicy, stream: bool) -> Object:
 
 def _sampling(request: Object) -> Sampling:
     penalties = any(number(request.get(name)) not in (None, off) for name, off in PENALTIES)
-    longest = integer(request.get("max_completion_tokens"))
+    longest = integer(request.get("max_completion_tokens"), 32)
     return Sampling(
         temperature=number(request.get("temperature")),
         top_p=number(request.get("top_p")),
-        top_k=integer(request.get("top_k")),
+        top_k=integer(request.get("top_k"), 32),
         min_p=number(request.get("min_p")),
         seed=integer(request.get("seed")),
-        max_tokens=integer(request.get("max_tokens")) if longest is None else longest,
+        max_tokens=integer(request.get("max_tokens"), 32) if longest is None else longest,
         penalties=penalties or bool(request.get("logit_bias")),
     )
 

@@ -14,17 +14,18 @@ from fake_meter import FakeMeter
 from openai import OpenAI
 
 from spanloop.infra.http_server import App, HttpThread
-from spanloop.infra.producer import Ack
+from spanloop.infra.producer import OVERHEAD_BYTES, Ack
 from spanloop.infra.scripted_engine import ScriptedEngine, Step, Whole
 from spanloop.producers.gateway import Gateway, GatewayPolicy, create_app
 from spanloop.producers.gateway_attempts import Attempts
 from spanloop.producers.gateway_engines import Engines
 from spanloop.producers.gateway_record import Recorder
 from spanloop.producers.gateway_upstream import Upstream
-from spanloop.schemas.errors import DeliveryFailed
+from spanloop.schemas.errors import DeliveryFailed, RecordTooLarge
 from spanloop.schemas.records import Attempt, Span, SpanBatch, Worker
+from spanloop.schemas.serde import encode_body
 from spanloop.schemas.spans import ModelCall
-from spanloop.schemas.topics import Record
+from spanloop.schemas.topics import BY_RECORD, Record
 
 SECRET = "s3cret"
 ROLLOUT, ATTEMPT = "ro-" + "1" * 32, "at-" + "2" * 32
@@ -32,7 +33,7 @@ ROLLOUT, ATTEMPT = "ro-" + "1" * 32, "at-" + "2" * 32
 
 @dataclass
 class FakeBroker:
-    """Keeps records in order; acknowledges at once, when `gate` is set, or not at all while `down`."""
+    """Keeps the records that our Producer would send; acknowledges when `gate` is set, not at all while `down`."""
 
     records: list[Record] = field(default_factory=list[Record])
     down: bool = False
@@ -43,6 +44,9 @@ class FakeBroker:
         self, record: Record, *, on_delivery: Callable[[DeliveryFailed | None, Ack | None], None] | None = None
     ) -> None:
         del on_delivery
+        size, most = len(encode_body(record)), BY_RECORD[type(record)].max_bytes
+        if size + OVERHEAD_BYTES > most:
+            raise RecordTooLarge(f"a record of {size} bytes, where {most} are taken")
         self.records.append(record)
         self.arrived.set()
 

@@ -35,6 +35,10 @@ def test_a_known_attempt_under_another_rollout_is_refused(rig: MakeRig) -> None:
 def test_a_key_binds_a_call_to_its_attempt(rig: MakeRig) -> None:
     r = rig(answer(choice([1])))
     key = keys.mint("s3cret", "ro-" + "1" * 32, "at-" + "2" * 32)
+    for scheme in ("bearer ", "BEARER  ", ""):
+        headers = {"authorization": f"{scheme}{key}"}
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        assert httpx.post(f"{r.url}/v1/chat/completions", json=body, headers=headers).status_code == 200
     client = r.openai().with_options(base_url=f"{r.url}/v1", api_key=key)
     client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
     assert r.broker.batches()[0].attempt_id == "at-" + "2" * 32
@@ -98,6 +102,7 @@ def test_when_no_engine_can_be_reached_the_tries_are_bounded(rig: MakeRig) -> No
         (b"[]", 400, "invalid_request"),
         (b'{"messages":[]}', 400, "invalid_request"),
         (b'{"messages":[{"role":"user","content":"hi"}],"n":0}', 400, "invalid_request"),
+        (b'{"messages":[' + b"[" * 400 + b"]" * 400 + b"]}", 400, "invalid_request"),
         (b'{"messages":[{"role":"user","content":"' + b"x" * 2000 + b'"}]}', 413, "too_large"),
     ],
 )

@@ -9,19 +9,18 @@ from typing import Any
 import httpx
 import pytest
 from gateway_rig import DEADLINE_S, MakeRig
-from openai import InternalServerError
+from openai import APIStatusError, InternalServerError
 from waiting import until
 
-from spanloop.infra.scripted_engine import Whole
+from spanloop.infra.scripted_engine import Streamed, Whole
 from spanloop.schemas.records import DeadLetter, SpanBatch
 from spanloop.schemas.serde import decode_body, schema_json
+from spanloop.schemas.spans import Usage, VersionRun
 
-ANSWER = Whole({
-    "id": "c", "model": "policy", "prompt_token_ids": [1],
-    "choices": [{
-        "index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop", "token_ids": [2],
-    }],
-})  # fmt: skip
+MESSAGE = {"role": "assistant", "content": "a"}
+CHOICE: dict[str, Any] = {"index": 0, "message": MESSAGE, "finish_reason": "stop", "token_ids": [2]}
+BODY: dict[str, Any] = {"id": "c", "model": "policy", "prompt_token_ids": [1], "choices": [CHOICE]}
+ANSWER = Whole(BODY)
 
 
 def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -127,3 +126,81 @@ def test_an_attempt_found_by_reading_on_is_served(rig: MakeRig) -> None:
     assert httpx.post(f"{r.url}/rollout/ro-9/attempt/at-9/v1/chat/completions", json=body).status_code == 200
     assert r.read_to_end == 1
     assert r.broker.batches()[0].rollout_id == "ro-9"
+
+
+HUGE: list[dict[str, Any]] = [
+    {"usage": {"prompt_tokens": 2**63, "completion_tokens": 2**70}},
+    {"choices": [{**CHOICE, "weight_versions": [{"version": 2**63, "start": 0, "end": 1}]}]},
+    {"choices": [{**CHOICE, "weight_versions": [{"version": 1, "start": 0, "end": 2**31}]}]},
+    {"choices": [{**CHOICE, "index": 2**40, "finish_reason": "st\ud83dop"}], "model": "m\ud83d"},
+    {"choices": [{**CHOICE, "logprobs": {"content": [{"logprob": -(10**400)}]}}]},
+]
+
+
+@pytest.mark.parametrize("odd", HUGE)
+def test_what_no_record_can_hold_costs_its_field_and_not_the_call(rig: MakeRig, odd: dict[str, Any]) -> None:
+    r = rig(Whole({**BODY, **odd}))
+    assert r.post().status_code == 200
+    (call,) = r.broker.calls()
+    assert call.delivered
+    assert call.usage == Usage()
+    assert call.policy_versions == [VersionRun(3, 0, 1)]
+    assert (call.finish_reason or "")[:2] == "st"
+
+
+@pytest.mark.parametrize("depth", [300, 5000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_nested_too_deep_is_refused_and_recorded(rig: MakeRig, depth: int, stream: bool) -> None:
+    body = b'{"choices":[{"message":{"x":' + b"[" * depth + b"]" * depth + b"}}]}"
+    r = rig(Streamed([b"data: " + body + b"\n\n"]) if stream else Whole(body))
+    got = r.post(stream=stream)
+    assert (got.status_code, got.json()["error"]["code"]) == (502, "upstream_broken")
+    (span,) = r.broker.spans()
+    assert span.status == "error"
+    assert "more than 250 levels" in span.status_message
+
+
+def test_an_image_that_no_record_could_hold_is_refused_before_any_engine_is_asked(rig: MakeRig) -> None:
+    r = rig(ANSWER)
+    url = "data:image/png;base64," + "A" * (17 << 20)
+    with pytest.raises(APIStatusError, match="send less of it") as caught:
+        r.openai(retries=2).chat.completions.create(
+            model="policy",
+            messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}],
+        )
+    assert caught.value.status_code == 413
+    assert (r.engine.requests, r.broker.records) == ([], [])
+
+
+def test_an_answer_that_no_record_could_hold_is_refused_for_good_and_its_call_recorded(rig: MakeRig) -> None:
+    r = rig(Whole({**BODY, "choices": [{**CHOICE, "message": {"content": "x" * (17 << 20)}}]}))
+    with pytest.raises(APIStatusError, match="withheld") as caught:
+        r.openai(retries=2).chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+    assert (caught.value.status_code, len(r.engine.requests)) == (413, 1)
+    (span,) = r.broker.spans()
+    (call,) = r.broker.calls()
+    assert (span.status, call.delivered, call.response, call.response_ids) == ("error", False, None, None)
+    assert httpx.get(f"{r.url}/health").json()["unrecorded"] == 0
+
+
+def test_a_broken_off_answer_that_no_record_could_hold_leaves_its_call(rig: MakeRig) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "x" * (17 << 20)}}]}
+    r = rig(Streamed([chunk], cut=True))
+    r.post(stream=True)
+    (call,) = r.broker.calls()
+    assert (call.delivered, call.response) == (False, None)
+    assert httpx.get(f"{r.url}/health").json()["unrecorded"] == 0
+
+
+def test_a_call_that_fails_in_the_gateway_itself_is_recorded(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = rig(ANSWER)
+
+    def broken(engine: object) -> int:
+        raise RuntimeError(f"no version of {engine}")
+
+    monkeypatch.setattr(r.engines, "served_by", broken)
+    got = r.post()
+    assert (got.status_code, got.json()["error"]["code"]) == (500, "internal_error")
+    (span,) = r.broker.spans()
+    assert (span.status, span.call is not None and span.call.delivered) == ("error", False)
+    assert "no version of" in span.status_message

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from spanloop.producers.gateway_errors import Refused
+from spanloop.producers.gateway_json import dumps, loads, number
 from spanloop.producers.gateway_policy import GatewayPolicy
 from spanloop.producers.gateway_request import Prepared, prepare
 from spanloop.schemas.spans import Sampling
@@ -92,3 +94,43 @@ def test_equal_requests_have_equal_digests_and_others_do_not() -> None:
 def test_text_that_is_no_unicode_survives() -> None:
     body = b'{"messages":[{"role":"user","content":"\\ud800"}]}'
     assert json.loads(prepare(body, GatewayPolicy()).recorded)["messages"][0]["content"] == "\ud800"
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 2**64, 2**64 + 1, 10**400])
+def test_integers_past_64_bits_reach_the_engine_exactly_and_the_record_as_unknown(seed: int) -> None:
+    found = prepared(seed=seed, top_k=2**31, max_tokens=2**31, temperature=seed, tools=[{"maximum": seed}])
+    for sent in (json.loads(found.body), json.loads(found.recorded)):
+        assert (sent["seed"], sent["temperature"], sent["tools"]) == (seed, seed, [{"maximum": seed}])
+    sampling = found.sampling
+    assert (sampling.seed, sampling.top_k, sampling.max_tokens) == (None, None, None)
+    assert sampling.temperature == (None if seed == 10**400 else float(seed))
+
+
+@pytest.mark.parametrize("depth", [300, 1000, 5000])
+def test_a_body_nested_too_deep_is_refused(depth: int) -> None:
+    nested = b"[" * depth + b"]" * depth
+    with pytest.raises(Refused, match="more than 250 levels"):
+        prepare(b'{"messages":[{"role":"user","content":"\\ud800"}],"x":' + nested + b"}", GatewayPolicy())
+    with pytest.raises(Refused, match="more than 250 levels"):
+        prepare(b'{"messages":[{"role":"user","content":"hi"}],"x":' + nested + b"}", GatewayPolicy())
+
+
+def test_many_brackets_side_by_side_are_no_depth() -> None:
+    assert prepared(x=[[0]] * 1000, text="[" * 1000, odd="\ud800").choices == 1
+
+
+def test_json_is_strict_whatever_else_is_in_it() -> None:
+    odd = loads(b'{"a":NaN,"b":"\\ud800","c":[1e400,-Infinity],"d":18446744073709551616}')
+    assert json.loads(dumps(odd)) == {"a": None, "b": "\ud800", "c": [None, None], "d": 2**64}
+    assert number(10**400) is None
+
+
+def test_a_request_that_no_record_could_hold_is_refused_in_time() -> None:
+    content = "x" * (8 << 20)
+    assert prepared(messages=[{"role": "user", "content": content}]).choices == 1
+    with pytest.raises(Refused, match=r"the request takes 8388.* with n=2 is recorded up to 7864320"):
+        prepared(messages=[{"role": "user", "content": content}], n=2)
+
+
+def test_a_model_name_that_is_no_unicode_can_be_recorded() -> None:
+    assert prepared(model="a\ud800").model == "a\ufffd"
