@@ -229,6 +229,7 @@ class Attempts:
         now = self._clock.now_ns()
         if ended.reward is not None:
             running.log.reward(make_reward(running.scope, ended.reward))
+        running.scope.hand_over()  # of an agent that is not done; in a process of its own it dies with them
         running.log.span(outcome.root_span(running.scope, self._slots.name, ended, running.start_ns, now))
         end = outcome.end_marker(running.assignment, running.task, ended, self._spool.producer_id, now)
         running.log.end(end, partial(self._acknowledged, key))

@@ -50,7 +50,7 @@ class Scope:
     trace_id: str = ""
     root_id: str | None = None  # span that has no other parent hangs here; null = it is a root
     last_calls: dict[tuple[str, ...], str] = field(default_factory=dict[tuple[str, ...], str])  # agent path -> span id
-    unended: dict[str, Unended] = field(default_factory=dict[str, Unended])  # span id -> the span
+    unended: dict[str | int, Unended] = field(default_factory=dict["str | int", Unended])  # by span id
     _sequences: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:

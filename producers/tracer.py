@@ -8,8 +8,9 @@ Spans of ours and OpenTelemetry's nest in each other: once installed, OpenTeleme
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import cast
 from weakref import WeakSet
 
@@ -22,14 +23,17 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, Link, NonRecordingSpan, Sp
 
 from ..schemas import ids, semconv
 from ..schemas.model_attributes import call_of
-from ..schemas.records import Span
+from ..schemas.records import ModelCall, Span
 from ..schemas.spans import SpanKind, SpanStatus
 from . import attributes as attrs
 from . import context
 from .context import Scope
+from .emit import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
 
 log = logging.getLogger(__name__)
 
+MAX_NS = (1 << 63) - 1
+MAX_CALL_BYTES = 3 << 20  # of a request or a response: with attributes and events they fit into the topic's 16 MiB
 # Spans that were started and never ended; beyond it the oldest are forgotten.
 MAX_OPEN = 100_000
 KINDS: dict[trace.SpanKind, SpanKind] = {
@@ -75,30 +79,58 @@ def _global_provider() -> TracerProvider:
     return made
 
 
+class OpenSpan:
+    """A span of an attempt that has not ended; a `context.Unended`."""
+
+    __slots__ = ("scope", "span")
+
+    def __init__(self, span: OtelSpan, scope: Scope) -> None:
+        self.span: OtelSpan | None = span
+        self.scope = scope
+
+    def so_far(self) -> Span | None:
+        span, self.span = self.span, None  # what never ends is not kept for ever
+        return None if span is None else _taken(span, self.scope)
+
+
 class AttemptProcessor(SpanProcessor):
     """Gives each ended span to the attempt that it was started in; others are counted and left alone."""
 
     def __init__(self) -> None:
         self.foreign = 0  # ended spans of no attempt
-        self._open: dict[int, Scope] = {}
+        self._open: dict[int, OpenSpan] = {}
 
     def on_start(self, span: OtelSpan, parent_context: otel.Context | None = None) -> None:
         scope = context.active() or _by_identity(span, parent_context)
         if scope is not None:
             if len(self._open) >= MAX_OPEN:
                 self._open.pop(next(iter(self._open)), None)
-            self._open[span.get_span_context().span_id] = scope
+            span_id = span.get_span_context().span_id
+            scope.unended[span_id] = self._open[span_id] = OpenSpan(span, scope)
 
     def on_end(self, span: ReadableSpan) -> None:
-        scope = self._open.pop((span.get_span_context() or INVALID_SPAN_CONTEXT).span_id, None)
-        if scope is None:
+        span_id = (span.get_span_context() or INVALID_SPAN_CONTEXT).span_id
+        found = self._open.pop(span_id, None)
+        if found is None:
             self.foreign += 1
-        else:
-            scope.sink.span(convert(span, scope))
+            return
+        found.scope.unended.pop(span_id, None)
+        if (taken := _taken(span, found.scope)) is not None:
+            found.scope.sink.span(taken)
 
     def owner(self, span_id: int) -> Scope | None:
         """The attempt of an open span."""
-        return self._open.get(span_id)
+        found = self._open.get(span_id)
+        return None if found is None else found.scope
+
+
+def _taken(span: ReadableSpan, scope: Scope) -> Span | None:
+    """A span as our record; one that cannot be told is lost with a warning, since instrumented code must not fail."""
+    try:
+        return convert(span, scope)
+    except Exception:
+        log.exception("attempt %s: a span cannot be taken in", scope.attempt_id)
+        return None
 
 
 def _by_identity(span: OtelSpan, parent_context: otel.Context | None) -> Scope | None:
@@ -108,7 +140,7 @@ def _by_identity(span: OtelSpan, parent_context: otel.Context | None) -> Scope |
     if found is not None:
         return found
     named = baggage.get_baggage(semconv.ATTEMPT_ID, parent_context) or span.resource.attributes.get(semconv.ATTEMPT_ID)
-    return context.of_trace(ids.trace_of(named)) if isinstance(named, str) else None
+    return context.of_trace(ids.trace_of(attrs.clean(named))) if isinstance(named, str) else None
 
 
 class OtelAmbient:
@@ -148,17 +180,17 @@ def convert(span: ReadableSpan, scope: Scope) -> Span:
     return Span(
         trace_id=trace.format_trace_id(own.trace_id),
         span_id=trace.format_span_id(own.span_id),
-        name=attrs.clean(span.name),
-        start_ns=span.start_time or 0,
+        name=_text(span.name),
+        start_ns=_ns(span.start_time) or 0,
         parent_span_id=trace.format_span_id(span.parent.span_id) if span.parent else None,
         trace_state=own.trace_state.to_header(),
         sequence=scope.sequence(),
-        kind=KINDS[span.kind],
-        scope_name=at.name if at else "",
-        scope_version=(at.version if at else None) or "",
-        end_ns=span.end_time,
-        status=STATUSES[span.status.status_code],
-        status_message=attrs.clean(span.status.description or ""),
+        kind=KINDS.get(span.kind, "internal"),
+        scope_name=_text(at.name if at else None),
+        scope_version=_text(at.version if at else None),
+        end_ns=_ns(span.end_time),
+        status=STATUSES.get(span.status.status_code, "unset"),
+        status_message=_text(span.status.description, MAX_MESSAGE_BYTES),
         attributes=attributes,
         events=events,
         links=links,
@@ -166,8 +198,36 @@ def convert(span: ReadableSpan, scope: Scope) -> Span:
         dropped_attributes=span.dropped_attributes + over,
         dropped_events=span.dropped_events + events_over,
         dropped_links=span.dropped_links + links_over,
-        flags=int(own.trace_flags),
-        call=call_of(span.attributes),
+        flags=int(own.trace_flags) & 0xFF,
+        call=_call(span.attributes),
+    )
+
+
+def _text(value: object, limit: int = MAX_NAME_BYTES) -> str:
+    return "" if value is None else attrs.text_of(value, limit)
+
+
+def _ns(value: object) -> int | None:
+    """A time, which callers give as a float, too; what is none is 0, and what 64 bits do not hold their limit."""
+    if value is None:
+        return None
+    try:
+        return max(-MAX_NS - 1, min(MAX_NS, int(cast("float", value))))
+    except (ValueError, TypeError, OverflowError):
+        return 0
+
+
+def _call(attributes: Mapping[str, object] | None) -> ModelCall | None:
+    """The call that a span is, with texts that a record can hold."""
+    call = call_of(attributes)
+    if call is None:
+        return None
+    return replace(
+        call,
+        request=_text(call.request, MAX_CALL_BYTES),
+        response=None if call.response is None else _text(call.response, MAX_CALL_BYTES),
+        policy=None if call.policy is None else _text(call.policy),
+        model=_text(call.model),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import cast
 
 from ..infra.logs import bound
 from . import context, outcome
@@ -33,8 +34,11 @@ def perform(agent: Agent, work: Work) -> Outcome:
     try:
         with context.attempt(work.scope), bound(rollout_id=work.scope.rollout_id, attempt_id=work.attempt_id):
             result = agent.run(work.job)
+            if inspect.isawaitable(result):  # of a plain function that calls an asynchronous one
+                result = asyncio.run(_awaited(result))
     except BaseException as error:  # noqa: BLE001 - an agent may raise anything, sys.exit() included
         raised = error
+    work.scope.hand_over()
     return outcome.judge(work.scope, result, raised, work.gateway_url)
 
 
@@ -43,7 +47,14 @@ async def perform_async(agent: Agent, work: Work) -> Outcome:
     result, raised = None, None
     try:
         with context.attempt(work.scope), bound(rollout_id=work.scope.rollout_id, attempt_id=work.attempt_id):
-            result = await cast("Awaitable[object]", agent.run(work.job))
+            result = agent.run(work.job)
+            if inspect.isawaitable(result):
+                result = await result
     except BaseException as error:  # noqa: BLE001 - an agent may raise anything; its cancellation ends here too
         raised = error
+    work.scope.hand_over()
     return outcome.judge(work.scope, result, raised, work.gateway_url)
+
+
+async def _awaited(result: Awaitable[object]) -> object:
+    return await result

@@ -8,7 +8,7 @@ import threading
 import pytest
 from sdk import bench
 
-from spanloop.producers import rollout
+from spanloop.producers import emit_message, operation, rollout
 
 
 @pytest.mark.parametrize("late_beat", [False, True])
@@ -47,6 +47,33 @@ def test_a_heartbeat_that_did_not_name_an_attempt_does_not_keep_it() -> None:
         b.clock.advance(1.5)
         b.attempts.tick()
         assert b.end(1).status == "unresponsive"
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_no_span_is_without_its_parent_where_that_never_ends(given_up: bool) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    @rollout
+    def agent(task: object) -> None:
+        del task
+        operation("asked").__enter__()
+        emit_message("deep")
+        inside.set()
+        if given_up:
+            assert go_on.wait(60)
+
+    with bench(agent) as b:
+        b.accept(1)
+        assert inside.wait(60)
+        if given_up:
+            b.clock.advance(11.0)
+            b.attempts.tick()
+        end = b.end(1)
+        go_on.set()
+        deep, asked, root = b.sender.spans
+        assert (end.status, end.span_count) == ("timeout" if given_up else "succeeded", 3)
+        assert (asked.name, asked.end_ns, deep.parent_span_id) == ("asked", None, asked.span_id)
+        assert asked.parent_span_id == root.span_id
 
 
 def test_what_is_left_is_handed_back() -> None:

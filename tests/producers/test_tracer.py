@@ -1,7 +1,9 @@
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -14,7 +16,8 @@ from spanloop.producers import context, emit_message, operation, record, tracer
 from spanloop.producers.context import LocalAmbient, Scope
 from spanloop.producers.recording import Recorded
 from spanloop.schemas.packed import pack_ids, pack_logprobs
-from spanloop.schemas.records import VersionRun
+from spanloop.schemas.records import Span, SpanBatch, VersionRun
+from spanloop.schemas.serde import encode_body
 
 
 @pytest.fixture
@@ -166,3 +169,71 @@ def test_a_span_that_ends_after_its_rollout_still_belongs_to_it(otel: trace.Trac
     with record("ro-2") as second:
         late.end()
     assert ([s.name for s in first.spans], second.spans) == (["late"], [])
+
+
+def encodable(seen: Recorded) -> list[Span]:
+    """The spans, once a record of them has been written."""
+    assert len(encode_body(SpanBatch("ro-1", "at-1", "p", spans=seen.spans))) < 16 << 20
+    return seen.spans
+
+
+def test_times_names_and_texts_of_any_kind_make_a_span_that_can_be_sent(otel: trace.Tracer) -> None:
+    anyhow: Any = otel
+    with record() as seen:
+        anyhow.start_span("a", start_time=5.5).end(end_time=9.25)
+        anyhow.start_span("b", start_time=2**64).end(end_time=float("inf"))
+        anyhow.start_span(123, kind="client").end()
+        anyhow.start_span(None).end()
+        anyhow.start_span("x" * (20 << 20)).end()
+        anyhow.start_span("\ud83d", attributes={"gen_ai.prompt": "\ud83d" + "x" * (20 << 20)}).end()
+        anyhow.start_span("v", attributes={"prompt_ids": [1], "spanloop.policy_version": 2**70}).end()
+        anyhow.start_span("deep", attributes={"prompt_ids": "[" * 3000, "response_ids": "[3]"}).end()
+    spans = encodable(seen)
+    assert [(s.start_ns, s.end_ns) for s in spans[:2]] == [(5, 9), (2**63 - 1, 0)]
+    assert [s.name for s in spans[2:4]] == ["123", ""]
+    assert spans[4].name.endswith("x… (20971520 bytes, cut)")
+    assert spans[5].name == "\ufffd"
+    assert spans[5].call is not None
+    assert spans[5].call.request.startswith("\ufffdxxx")
+    assert [s.name for s in spans[6:]] == ["v", "deep"]
+
+
+def test_an_exception_without_end_keeps_its_span(otel: trace.Tracer) -> None:
+    with record() as seen, contextlib.suppress(ValueError), otel.start_as_current_span("chat"):
+        raise ValueError("x" * (20 << 20))
+    (span,) = encodable(seen)
+    assert (span.status, len(span.status_message) <= 64 << 10) == ("error", True)
+
+
+def test_a_span_that_cannot_be_taken_in_does_not_break_what_it_measures(
+    otel: trace.Tracer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(tracer, "call_of", fail)
+    with record() as seen:
+        otel.start_span("chat").end()
+    assert seen.spans == []
+    assert "a span cannot be taken in" in caplog.text
+
+
+def test_spans_still_open_at_the_end_are_handed_over_without_one(otel: trace.Tracer) -> None:
+    scope = Scope("ro-1", "at-" + "c" * 32, "p", seen := Recorded("ro-1", "at-1"), root_id="a" * 16)
+    with context.attempt(scope):
+        forgotten = otel.start_span("forgotten")
+        with trace.use_span(forgotten):
+            emit_message("child")
+        with operation("running"):
+            scope.hand_over()
+        forgotten.end()
+        scope.hand_over()
+    assert [(s.name, s.end_ns is None) for s in seen.spans] == [
+        ("spanloop.message", False),
+        ("forgotten", True),
+        ("running", True),
+        ("running", False),
+        ("forgotten", False),
+    ]
+    assert [s.sequence for s in seen.spans] == list(range(5))
+    assert len({s.span_id for s in seen.spans}) == 3
