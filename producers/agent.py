@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any, Protocol, cast, overload, runtime_checkable
 from ..schemas.errors import ConfigError
 from ..schemas.records import Assignment, Task
 from ..schemas.spans import Mode
+from .emit import text_of, type_of
 from .llm import LLM
 from .prompt import PromptTemplate
 
@@ -82,7 +84,10 @@ class Job:
 
 @runtime_checkable
 class Agent(Protocol):
-    """What a worker runs. `run` returns the final reward, None or a list of spans; awaitable if `is_async`."""
+    """What a worker runs. `run` returns the final reward, None or a list of spans, or what gives one when awaited.
+
+    `is_async`: it runs on an event loop, with others. What else has to be awaited gets a loop of its own.
+    """
 
     name: str
     is_async: bool
@@ -96,10 +101,13 @@ class FunctionAgent:
     """A function as an agent; calling it calls the function."""
 
     def __init__(self, function: Callable[..., object], name: str | None = None) -> None:
-        """Raises TypeError for parameters that a worker cannot fill."""
+        """Raises TypeError for parameters that a worker cannot fill, and for a generator."""
         self.function = function
         self.name = name or getattr(function, "__name__", "agent")
-        self.is_async: bool = inspect.iscoroutinefunction(function)
+        called = type(function).__call__  # an object's own, which may be asynchronous
+        self.is_async: bool = any(map(inspect.iscoroutinefunction, (function, called)))
+        if any(is_kind(f) for is_kind in _GENERATES for f in (function, called)):
+            raise TypeError(f"agent {self.name} yields, which nobody takes: it must return its reward, or None")
         self._parameters = _parameters(function)
         functools.update_wrapper(self, function)
 
@@ -110,14 +118,20 @@ class FunctionAgent:
         return self.function(**{name: _FILL[name](job) for name in self._parameters})
 
 
+_GENERATES = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
 def _parameters(function: Callable[..., object]) -> tuple[str, ...]:
-    found = inspect.signature(function).parameters.values()
-    known = tuple(p.name for p in found if p.name in PARAMETERS)
-    unknown = [p.name for p in found if p.name not in PARAMETERS and p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    signature = inspect.signature(function)
+    found = signature.parameters.values()
+    known = tuple(p.name for p in found if p.name in PARAMETERS and p.kind in _BY_NAME)
+    unknown = [p.name for p in found if p.name not in known and p.default is p.empty and p.kind not in _VARIADIC]
     if unknown or "task" not in known:
         raise TypeError(
             f"agent {getattr(function, '__qualname__', function)!s} must take `task` and may take "
-            f"{', '.join(PARAMETERS[1:])}; got {', '.join(p.name for p in found) or 'no parameters'}"
+            f"{', '.join(PARAMETERS[1:])}, each by its name; got {signature}"
         )
     return known
 
@@ -173,13 +187,26 @@ def resolve(spec: str) -> Agent:
     try:
         module = _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
         found = functools.reduce(getattr, attribute.split("."), cast("object", module))
-    except (ImportError, AttributeError, FileNotFoundError) as error:
-        raise ConfigError(f"agent {spec!r} cannot be loaded: {error}; is it on the Python path?") from error
+    except (Exception, SystemExit) as error:  # the module's code may raise anything
+        raise ConfigError(f"agent {spec!r} cannot be loaded: {_told(error)}") from error
     if isinstance(found, Agent) and not inspect.isclass(found):
         return found
     if callable(found):
-        return rollout(found)
+        try:
+            return rollout(found)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"agent {spec!r} cannot be run: {error}") from error
     raise ConfigError(f"agent {spec!r} is a {type(found).__name__}, expected a function or an agent")
+
+
+def _told(error: BaseException) -> str:
+    """What a module raised, and where."""
+    if isinstance(error, (ModuleNotFoundError, FileNotFoundError)):
+        return f"{text_of(error)}; is it on the Python path?"
+    ours = (__file__, importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours and f.filename[0] != "<"]
+    where = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type_of(error)}: {text_of(error)}{where}"
 
 
 def spec_of(agent: Agent) -> str:

@@ -104,11 +104,8 @@ def serve(connection: Connection[Any, Any]) -> None:
     try:
         agent = resolve(start.spec)
     except ConfigError as error:
-        line.send(Refusal(str(error)))
-        return
-    except Exception as error:  # noqa: BLE001 - the agent's module may raise anything
         traceback.print_exc()
-        line.send(Refusal(f"agent {start.spec!r} cannot be loaded: {type(error).__name__}: {error}"))
+        line.send(Refusal(str(error)))
         return
     if start.trace:
         from .tracer import install

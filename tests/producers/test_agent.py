@@ -1,13 +1,26 @@
 import asyncio
+import functools
+import json
 import subprocess
 import sys
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from sdk import bench
 
-from spanloop.producers import LLM, Agent, FunctionAgent, Job, PromptTemplate, RolloutInfo, llm_rollout, rollout
+from spanloop.producers import (
+    LLM,
+    Agent,
+    FunctionAgent,
+    Job,
+    PromptTemplate,
+    RolloutInfo,
+    emit_message,
+    llm_rollout,
+    rollout,
+)
 from spanloop.producers.agent import prompt_rollout, resolve
 from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.records import Assignment, Task
@@ -56,12 +69,43 @@ def test_a_coroutine_function_is_an_asynchronous_agent() -> None:
     assert asyncio.run(agent.run(JOB)) == "Q: 7"
 
 
-@pytest.mark.parametrize("parameters", ["", "llm", "task, database"])
+@pytest.mark.parametrize("parameters", ["", "llm", "task, database", "task, *, database", "task, /", "*task", "**task"])
 def test_a_parameter_that_nobody_fills_is_refused_at_once(parameters: str) -> None:
     found: dict[str, Any] = {}
     exec(f"def agent({parameters}): pass", found)
     with pytest.raises(TypeError, match="must take `task` and may take llm, rollout, prompt_template, resources"):
         rollout(found["agent"])
+
+
+def test_parameters_by_name_only_and_variadic_ones_are_fine() -> None:
+    def agent(*rest: object, task: dict[str, str], **more: object) -> object:
+        return task, rest, more
+
+    assert rollout(agent).run(JOB) == ({"key": "7"}, (), {})
+
+
+def test_a_generator_is_refused_at_once() -> None:
+    def agent(task: object) -> Generator[float]:
+        del task
+        yield 1.0
+
+    async def asynchronous(task: object) -> AsyncGenerator[float]:
+        del task
+        yield 1.0
+
+    for each in (agent, asynchronous, functools.partial(agent)):
+        with pytest.raises(TypeError, match="must return its reward"):
+            rollout(each)
+
+
+def test_an_object_whose_call_is_asynchronous_is_an_asynchronous_agent() -> None:
+    class Mine:
+        async def __call__(self, task: dict[str, str]) -> str:
+            return task["key"]
+
+    agent = rollout(Mine())
+    assert agent.is_async
+    assert asyncio.run(cast("Any", agent.run(JOB))) == "7"
 
 
 def test_an_agent_without_its_prompt_says_what_to_pin() -> None:
@@ -88,6 +132,29 @@ def test_a_spec_names_a_module_or_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     ]:
         with pytest.raises(ConfigError, match=message):
             resolve(wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def agent(task): return (", r"SyntaxError: .*broken_agent\.py, line 1"),
+        ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero, at .*broken_agent\.py:2"),
+        ("import sys\nsys.exit(3)", r"SystemExit: 3, at .*broken_agent\.py:2"),
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("def agent(job): return 1.0", r"cannot be run: agent agent must take `task`.* got \(job\)"),
+        ("agent = max", "cannot be run: no signature found"),
+    ],
+)
+def test_a_module_that_cannot_be_loaded_says_what_and_where(tmp_path: Path, source: str, message: str) -> None:
+    path = tmp_path / "broken_agent.py"
+    path.write_text(source)
+    with pytest.raises(ConfigError, match=rf"agent '{path}:agent' .*{message}"):
+        resolve(f"{path}:agent")
+
+
+def test_a_relative_module_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"agent '\.\.rel:f' cannot be loaded: TypeError"):
+        resolve("..rel:f")
 
 
 def test_modules_of_the_current_folder_and_beside_a_file_are_found(
@@ -126,3 +193,28 @@ def test_a_class_of_ones_own_can_be_an_agent() -> None:
             return work()
 
     assert isinstance(Mine(), Agent)
+
+
+def test_what_is_to_be_awaited_is_awaited_whatever_the_agent_said_of_itself() -> None:
+    async def work(task: object) -> float:
+        emit_message(str(task))
+        await asyncio.sleep(0)
+        return 1.0
+
+    @rollout
+    def plain(task: object) -> object:
+        return work(task)
+
+    class Mixed:
+        name, is_async = "mixed", True
+
+        def run(self, job: Job) -> object:
+            return 1.0 if json.loads(job.task.input) else work(0)
+
+    for agent in (plain, Mixed()):
+        with bench(agent) as b:
+            b.accept(1, task_input=1)
+            b.accept(2, task_input=0)
+            assert [b.end(n).status for n in (1, 2)] == ["succeeded"] * 2
+            assert [r.value for r in b.sender.rewards] == [1.0, 1.0]
+            assert all(s.parent_span_id for s in b.sender.spans if s.name == "spanloop.message")
