@@ -81,18 +81,6 @@ def test_a_published_version_is_served_stamped_and_told(
     assert [b.policy_version for b in told] == sorted((b.policy_version for b in told), key=lambda v: v or 0)
 
 
-@pytest.mark.parametrize(("said", "wanted"), [(None, "raw_logprobs"), ("processed_logprobs", "processed_logprobs")])
-def test_what_log_probs_are_of_is_told_for_an_engine_that_does_not_say(
-    embedded_settings: Settings, engine: EngineProcess, monkeypatch: pytest.MonkeyPatch, said: str | None, wanted: str
-) -> None:
-    def says(_: EngineClient) -> str | None:
-        return said
-
-    monkeypatch.setattr(EngineClient, "logprobs_mode", says)
-    with running(LoaderService(embedded_settings, engine.url, POLICY, logprobs_mode="raw_logprobs")):
-        until(lambda: any(b.versions == {"logprobs_mode": wanted} for b in beats(embedded_settings)), "a heartbeat")
-
-
 def test_of_several_waiting_versions_only_the_newest_is_loaded(
     embedded_settings: Settings, engine: EngineProcess, http: httpx.Client, producer: Producer, tmp_path: Path
 ) -> None:

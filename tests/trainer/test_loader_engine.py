@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 
 import pytest
-from loader_rig import running
+from loader_rig import beats, running
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -109,3 +109,21 @@ def test_a_loader_waits_for_what_does_not_answer_as_an_engine_and_says_so_once(
         time.sleep(2 * BEAT_S)  # it asks again
         assert not ended.done()
     assert caplog.text.count(f"/weight_info: {status} no") == 1
+
+
+@pytest.mark.parametrize(("says", "told"), [({}, "raw_logprobs"), ({"logprobs_mode": "processed_logprobs"}, None)])
+def test_what_log_probs_are_of_is_told_for_an_engine_that_does_not_say(
+    embedded_settings: Settings, says: dict[str, str], told: str | None
+) -> None:
+    async def answer(_: Request) -> Response:
+        return JSONResponse({"weight_version": "default", "data": [says]})
+
+    @asynccontextmanager
+    async def made() -> AsyncGenerator[App]:
+        yield Starlette(routes=[Route(path, answer) for path in ("/weight_info", "/v1/models")])
+
+    wanted = {"logprobs_mode": told or says["logprobs_mode"]}
+    with closing(HttpThread(made)) as server:
+        loader = LoaderService(embedded_settings, server.url, "policy", logprobs_mode="raw_logprobs")
+        with running(loader):
+            until(lambda: any(b.versions == wanted for b in beats(embedded_settings)), "a heartbeat")
