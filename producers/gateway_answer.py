@@ -130,7 +130,10 @@ class Answer:
             self._add_prompt(choice)
             index = integer(choice.get("index"), 32)
             index = position if index is None else index
-            self.choices.setdefault(index, Choice(index)).add(choice)
+            known = self.choices.get(index)
+            if known is None:
+                known = self.choices[index] = Choice(index)
+            known.add(choice)
         if isinstance(part.get("usage"), dict):
             self.reported_usage = obj(part["usage"])
             self.usage = _usage(self.reported_usage)
@@ -180,10 +183,13 @@ def strip(part: Object, prepared: Prepared) -> bool:
 
 def tells_error(part: Object) -> bool:
     """True where an answer or chunk tells of an error, at its top or in a choice, whatever else is in it."""
-    choices = [obj(item) for item in items(part.get("choices"))]
-    return part.get("error") is not None or any(
-        choice.get("error") is not None or choice.get("finish_reason") == "error" for choice in choices
-    )
+    if part.get("error") is not None:
+        return True
+    for item in items(part.get("choices")):
+        choice = obj(item)
+        if choice.get("error") is not None or choice.get("finish_reason") == "error":
+            return True
+    return False
 
 
 def is_usage_chunk(part: Object) -> bool:

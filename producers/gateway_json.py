@@ -28,7 +28,7 @@ def loads_noting(data: bytes) -> tuple[object, bool]:
     """Parsed JSON and whether it is sure to be strict. Raises ValueError, for more than MAX_DEPTH levels too."""
     strict = LONG not in data.translate(DIGITS)
     try:
-        parsed = cast("object", orjson.loads(data)) if strict else _exactly(data)
+        parsed: object = orjson.loads(data) if strict else _exactly(data)
     except orjson.JSONDecodeError:
         parsed, strict = _exactly(data), False
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
@@ -98,4 +98,4 @@ def listed(value: object) -> list[object] | None:
 
 def items(value: object) -> list[object]:
     """A list; anything else is an empty one."""
-    return listed(value) or []
+    return cast("list[object]", value) if isinstance(value, list) else []

@@ -15,7 +15,8 @@ from .gateway_errors import Refused
 from .gateway_json import Object, integer, items, obj, text
 
 # A blank line, whichever line ends it is made of. A CR at the end waits for what follows: an LF would belong to it.
-BOUNDARY = re.compile(rb"(?:\r\n|\n|\r(?!\n|\Z)){2}")
+# Written out, since a search for alternatives with known first bytes is several times faster than one for a group.
+BOUNDARY = re.compile(rb"\r\n(?:@)|\n(?:@)|\r(?!\n|\Z)(?:@)".replace(b"@", rb"\r\n|\n|\r(?!\n|\Z)"))
 BOUNDARY_BYTES = 4
 BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
