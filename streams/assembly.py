@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..schemas.credit import UNUSED
+from ..schemas.credit import UNUSED, spread
 from ..schemas.records import Assembly, AttemptContext, Call, ModelCall, RewardRef, Row, Trajectory
 from ..schemas.semconv import FLAGS
 from .attempt import OpenAttempt
 from .nodes import SpanNode
 from .order import Tree, call_order
-from .rewards import StepRule, credits, final_reward, place
+from .rewards import StepRule, final_reward, place
 from .selection import ChoiceRule, excluded, same_calls, unused_choices
 from .stitch import Drawn, build_row, resolve_prompts, row_key, stitch
 
@@ -58,7 +58,7 @@ def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str) -> Trajectory
     twins = {position[i]: position[kept] for i, kept in found.twins.items()}
     own, refs = place(calls, rewards, tree, used=used, twins=twins, rule=rules.steps)
     context = AttemptContext() if end is None else end.context
-    credit = credits(context.credit, own, final, [r is None for r in reasons], used)
+    credit = spread(context.credit, own, final, reasons)
     paths = [tree.agent_path(call.span_id) for call in calls]
     flags = _flags(attempt, tree, calls, reasons)
     flags |= {flag for ref in refs for flag in ref.flags}

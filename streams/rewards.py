@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
-from ..schemas.credit import REWARD_MAX, assign, valid
+from ..schemas.credit import REWARD_MAX, valid
 from ..schemas.errors import InvalidRecord
-from ..schemas.records import AttemptContext, AttemptEnd, Credit, Reward, RewardRef
+from ..schemas.records import AttemptEnd, Reward, RewardRef
 from .nodes import SpanNode
 from .order import Tree
 
@@ -74,10 +74,10 @@ def place(
     """
     own: list[float | None] = [None] * len(calls)
     refs: list[RewardRef] = []
-    known = _Places(calls, tree, used, twins)
+    known = _Places(calls, tree, used, twins) if any(r.scope == "step" for r in rewards) else None
     for reward in sorted(rewards, key=by_time):
         flags = ["nonfinite_dimension"] if any(not math.isfinite(x) for x in reward.dimensions.values()) else []
-        at, placed = known.target(reward) if reward.scope == "step" else (None, False)
+        at, placed = known.target(reward) if known is not None and reward.scope == "step" else (None, False)
         value = scalar(reward)
         if at is not None and value is not None:
             before = own[at]
@@ -194,19 +194,3 @@ class _Numbers:
 
     def before(self, sequence: int) -> int:
         return self._last[bisect_left(self._sequences, sequence)]
-
-
-def credits(
-    credit: Credit, own: Sequence[float | None], final: float | None, trained: Sequence[bool], used: Sequence[bool]
-) -> list[float | None]:
-    """Credit per call, (K,): over the calls in rows; where there are none, over those the agent used.
-
-    So an answer of a foreign model neither takes the reward of mode `last` nor counts as a step of `discounted`, and an
-    attempt without any token ids still has credit to learn prompts from.
-    """
-    members = [k for k, is_in in enumerate(trained if any(trained) else used) if is_in]
-    out: list[float | None] = [None] * len(own)
-    known = credit if credit.mode != "unknown" else AttemptContext().credit
-    for k, value in zip(members, assign(known, [own[k] for k in members], final), strict=True):
-        out[k] = value
-    return out
