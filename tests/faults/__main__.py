@@ -26,7 +26,7 @@ from spanloop.infra.real_kafka import RealCluster, RealKafka
 from spanloop.infra.settings import Settings
 
 from .audit import discrepancies
-from .checked import Checked
+from .checked import KINDS, Checked
 from .faults import BY_NAME, FAULTS, Fault
 from .flow import GROUP_SIZE
 from .rig import GROUPS_PER_BATCH, Rig, prepared, seed_of
@@ -81,9 +81,9 @@ def storm(rig: Rig, minutes: float, dice: random.Random, faults: Sequence[Fault]
 
 def shown(console: Console, checked: Sequence[Checked]) -> None:
     """The audit's table, and the first discrepancies of each check."""
-    table = Table("check", "looked at", "lost", "twice", "differs", "crashed", title="audit")
+    table = Table("check", "looked at", *KINDS, title="audit")
     for one in checked:
-        counts = [sum(d.fault == fault for d in one.wrong) for fault in ("lost", "twice", "differs", "crashed")]
+        counts = [sum(d.fault == fault for d in one.wrong) for fault in KINDS]
         table.add_row(one.check, f"{one.looked_at:,}", *map(str, counts))
     console.print(table)
     for one in checked:

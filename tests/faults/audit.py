@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from .audit_log import answers, attempts, crashes, finals, lag, revisions, tasks, trained
+from .audit_log import answers, attempts, counts, crashes, emitted, finals, lag, revisions, struck, tasks
 from .audit_tables import ingested, letters, rows, views
+from .audit_training import stepped, trained
 from .checked import Checked, Discrepancy
 from .seen import Seen
 
 CHECKS: tuple[Callable[[Seen], Checked], ...] = (
-    tasks, attempts, finals, answers, revisions, trained, ingested, rows, views, letters, lag, crashes,
+    tasks, attempts, finals, answers, emitted, counts, revisions, trained, stepped, ingested, rows, views, letters, lag,
+    struck, crashes,
 )  # fmt: skip
 
 

@@ -1,19 +1,20 @@
-"""The audit's checks of the log itself: control, capture, assembly, training. Pure."""
+"""The audit's checks of the log itself: control, capture, assembly. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from spanloop.schemas.records import Assignment, Attempt, Batch, Decision, Rollout, SpanBatch, Task, Trajectory
+from spanloop.schemas.records import Assignment, Attempt, Reward, Rollout, SpanBatch, Task, Trajectory
 
 from .checked import Checked, Fault
 from .seen import Seen
 
+LACKING = {"missing_spans", "missing_rewards", "orphaned"}
 CLOSED_BY_OTHERS = ("timeout", "unresponsive", "unclaimed", "cancelled", "returned")
 
 
 def tasks(seen: Seen) -> Checked:
-    """Every acknowledged task is in the log and became one finished rollout."""
+    """Every acknowledged task is in the log and became one finished rollout, which succeeded unless it cannot."""
     out = Checked("tasks")
     asked = {t.rollout_id for t in seen.of(Task) if t.action == "run"}
     states = seen.last_states
@@ -21,13 +22,17 @@ def tasks(seen: Seen) -> Checked:
         out.expect(rollout_id in asked, "lost", f"task {rollout_id} is not in the log")
         state = states.get(rollout_id)
         out.expect(state is not None and state.final, "lost", f"rollout {rollout_id} did not end: {_told(state)}")
+        good = state is None or not state.final or state.status == "succeeded" or rollout_id in seen.fed.may_fail
+        out.expect(good, "differs", f"rollout {rollout_id} has to succeed: {_told(state)}")
     for rollout_id in states.keys() - asked:
         out.expect(False, "differs", f"rollout {rollout_id} was never asked for")
     return out
 
 
 def _told(state: Rollout | None) -> str:
-    return "no state" if state is None else f"{state.status}, attempt {state.attempt_id} {state.attempt_status}"
+    if state is None:
+        return "no state"
+    return f"{state.status}, attempt {state.attempt_id} {state.attempt_status}, {state.error_type}: {state.reason}"
 
 
 def attempts(seen: Seen) -> Checked:
@@ -96,11 +101,55 @@ def answers(seen: Seen) -> Checked:
         found = calls.get(at)
         out.expect(found is not None, "lost", f"call {at[1]} of {at[0]}, which its agent saw")
         out.expect(found is None or found[1], "differs", f"call {at[1]} of {at[0]} was seen and is called undelivered")
-        end = seen.first_ends.get(at[0])
-        # an attempt that the controller closed meanwhile is over before its agent knows
-        excused = end is None or end.status in CLOSED_BY_OTHERS
-        out.expect(at not in late or excused, "lost", f"call {at[1]} of {at[0]} lies after its end")
+        out.expect(
+            at not in late or not _ended_itself(seen, at[0]), "lost", f"call {at[1]} of {at[0]} lies after its end"
+        )
     return out
+
+
+def _ended_itself(seen: Seen, attempt_id: str) -> bool:
+    """Whether its worker ended it: one that others closed meanwhile is over before its agent knows."""
+    end = seen.first_ends.get(attempt_id)
+    return end is not None and end.status not in CLOSED_BY_OTHERS
+
+
+def emitted(seen: Seen) -> Checked:
+    """Every span and reward that an agent emitted is in the log, unless its worker died with it or let go of it."""
+    out = Checked("emitted")
+    spans = {(b.attempt_id, s.span_id) for b in seen.of(SpanBatch) for s in b.spans}
+    rewards = {(r.attempt_id, r.reward_id) for r in seen.of(Reward)}
+    for what, told, found in (("span", seen.fed.spans, spans), ("reward", seen.fed.rewards, rewards)):
+        for at in told:
+            if _ended_itself(seen, at[0]):
+                out.expect(at in found, "lost", f"{what} {at[1]} of {at[0]}, which its agent emitted")
+    return out
+
+
+def counts(seen: Seen) -> Checked:
+    """What an end marker's producer counted is in the log, and what succeeded lacks nothing."""
+    out = Checked("counts")
+    spans: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
+    for b in seen.of(SpanBatch):
+        spans[b.attempt_id, b.producer_id].update((s.span_id, s.sequence) for s in b.spans)
+    rewards: dict[tuple[str | None, str], set[str]] = defaultdict(set)
+    for r in seen.of(Reward):
+        rewards[r.attempt_id, r.producer_id].add(r.reward_id)
+    for b in seen.of(SpanBatch):
+        if b.end is not None:
+            at = b.attempt_id, b.producer_id
+            _counted(out, f"spans of {at}", b.end.span_count, len(spans[at]))
+            _counted(out, f"rewards of {at}", b.end.reward_count, len(rewards[at]))
+    for t in seen.last_revisions.values():
+        lacks = sorted(LACKING & set(t.flags))
+        if t.status == "succeeded":
+            out.expect(not lacks, "lost", f"{t.attempt_id} is flagged {lacks}")
+    return out
+
+
+def _counted(out: Checked, what: str, count: int | None, found: int) -> None:
+    if count is not None:
+        out.expect(found >= count, "lost", f"{what}: {found} of {count}")
+        out.expect(found <= count, "differs", f"{what}: {found}, and {count} were counted")
 
 
 def revisions(seen: Seen) -> Checked:
@@ -116,29 +165,6 @@ def revisions(seen: Seen) -> Checked:
     return out
 
 
-def trained(seen: Seen) -> Checked:
-    """Each group was closed into one batch, with the final trajectory of each of its rollouts, and decided once."""
-    out = Checked("trained")
-    known = {(t.attempt_id, t.revision, t.input_digest): t for t in seen.of(Trajectory)}
-    batches = seen.of(Batch)
-    out.same({b.step for b in batches}, [b.step for b in batches], "step")
-    in_batches = [g for b in batches for g in b.groups]
-    out.same(seen.fed.groups, in_batches, "group in a batch")
-    decided = {(d.run_id, d.group_id, d.step) for d in seen.of(Decision)}
-    out.same(in_batches, [g for _, g, _ in decided], "decision on group")
-    members: dict[str, list[str]] = defaultdict(list)
-    for batch in batches:
-        for m in batch.members:
-            t = known.get((m.attempt_id, m.revision, m.input_digest))
-            out.expect(t is not None, "differs", f"{m.attempt_id} revision {m.revision} was trained, is not in the log")
-            if t is not None:
-                out.expect(t.final, "differs", f"{t.attempt_id} was trained and is not its rollout's final attempt")
-                members[t.context.group_id or t.rollout_id].append(t.rollout_id)
-    for group_id, rollouts in seen.fed.groups.items():
-        out.same(rollouts, members.get(group_id, []), f"group {group_id}: member")
-    return out
-
-
 def lag(seen: Seen) -> Checked:
     """Each group has committed all there was."""
     out = Checked("lag")
@@ -146,6 +172,14 @@ def lag(seen: Seen) -> Checked:
         for position, offset in committed.items():
             end = seen.ends[position]
             out.expect(offset >= end, "lost", f"group {group} on {position} stands at {offset} of {end}")
+    return out
+
+
+def struck(seen: Seen) -> Checked:
+    """Each fault did what it is there for."""
+    out = Checked("strikes")
+    for strike in seen.fed.strikes:
+        out.expect(strike.holds(seen), "missed", strike.told)
     return out
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-Fault = Literal["lost", "twice", "differs", "crashed"]
+# missed: a fault was to strike and did not, so that what was found says nothing of it
+Fault = Literal["lost", "twice", "differs", "crashed", "missed"]
+KINDS: tuple[Fault, ...] = get_args(Fault)
 
 
 @dataclass(frozen=True, slots=True)

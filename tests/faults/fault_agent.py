@@ -1,4 +1,4 @@
-"""The agent of the fault tests: two model calls, a step reward, and a diary of every answer that it got in whole."""
+"""The agent of the fault tests: two model calls, a step reward, and a diary (`diary.py`) of all that it did."""
 
 from __future__ import annotations
 
@@ -26,11 +26,21 @@ client = capture(httpx.Client(timeout=15.0))
 @rollout
 def agent(task: dict[str, Any], llm: LLM, rollout: RolloutInfo) -> float:
     """Returns the reward that its task asks for."""
+    note(rollout, "begun", str(os.getpid()))
+    try:
+        return work(task, llm, rollout)
+    finally:
+        note(rollout, "over", str(os.getpid()))
+
+
+def work(task: dict[str, Any], llm: LLM, rollout: RolloutInfo) -> float:
+    """What is to be done."""
     for turn, streamed in enumerate((False, True)):
-        with operation(f"turn-{turn}"):
-            note(rollout, ask(llm, f"turn {turn} of {task['n']}", streamed=streamed))
+        with operation(f"turn-{turn}") as op:
+            note(rollout, "call", ask(llm, f"turn {turn} of {task['n']}", streamed=streamed))
+        note(rollout, "span", op.span_id)
         if turn == 0:
-            emit_reward(0.25, name="step")
+            note(rollout, "reward", emit_reward(0.25, name="step", step=True).reward_id)
     if "message_bytes" in task:
         emit_message("x" * task["message_bytes"])
     return float(task["reward"])
@@ -61,9 +71,9 @@ def once(llm: LLM, text: str, *, streamed: bool) -> str:
         return response.headers[SPAN_ID_HEADER]
 
 
-def note(rollout: RolloutInfo, span_id: str) -> None:
-    """A line in the diary: this answer was seen by the agent, so it must be in the log."""
-    line = json.dumps([rollout.rollout_id, rollout.attempt.attempt_id, span_id]) + "\n"
+def note(rollout: RolloutInfo, what: str, which: str) -> None:
+    """A line in the diary: this has happened, so the log must hold it."""
+    line = json.dumps([rollout.rollout_id, rollout.attempt.attempt_id, what, which]) + "\n"
     handle = os.open(Path(DIARY), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(handle, line.encode())

@@ -43,6 +43,7 @@ class Flow:
         self._stop = threading.Event()
         self._producers = [Producer(settings, f"feeder-{i}") for i in range(2)]
         self.twice = False  # two producers send every task
+        self.sent_twice: list[str] = []  # rollouts of these tasks
         self.watch = Watch(settings)
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         self._thread.start()
@@ -86,8 +87,11 @@ class Flow:
         group_id = f"gr-{ids.rollout_id()}"
         tasks = [self._task(group_id, sample) for sample in range(GROUP_SIZE)]
         for task in tasks:
-            for producer in self._producers[: 2 if self.twice else 1]:
+            twice = self.twice
+            for producer in self._producers[: 2 if twice else 1]:
                 self._send(producer, task)
+            if twice:
+                self.sent_twice.append(task.rollout_id)
         with self._lock:
             self._fed.tasks |= {t.rollout_id: float(json.loads(t.input)["reward"]) for t in tasks}
             self._fed.groups[group_id] = [t.rollout_id for t in tasks]

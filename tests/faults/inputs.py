@@ -17,11 +17,12 @@ from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas import ids
-from spanloop.schemas.records import Limits, Reward, Task
+from spanloop.schemas.records import Batch, DeadLetter, Decision, Resource, Reward, Task, Worker
 from spanloop.schemas.serde import encode_body, frame, schema_json
-from spanloop.schemas.topics import REWARDS, SPANS, TASKS, TOPICS, Topic
+from spanloop.schemas.topics import REWARDS, SPANS, TASKS, TOPICS, Record, Topic
 
-from .seen import Fed
+from .flow import LIMITS
+from .seen import FILLER, Fed
 
 FLUSH_S = 60.0
 UNKNOWN_ID = 999_999_999
@@ -40,8 +41,8 @@ READERS: dict[str, frozenset[str]] = {
     "resources": frozenset({"controller", "worker", "trainer"}),
 }
 PARROT_RECORDS = 500
-NEWER_FIELD = {"name": "mood", "type": "string", "default": ""}
 MIB = 1 << 20
+LOUD_BYTES = SPANS.max_bytes + MIB
 
 
 class Raw:
@@ -76,12 +77,14 @@ class Raw:
         return placed
 
 
-def poison(settings: Settings, fed: Fed) -> None:
-    """The three kinds into every topic; whoever reads the topic must set each aside."""
+def poison(settings: Settings, fed: Fed) -> list[tuple[str, int, int]]:
+    """The three kinds into every topic; whoever reads the topic must set each aside. Where they lie."""
     raw = Raw(settings)
-    for topic in TOPICS.values():
-        for where in raw.put(topic, POISON):
-            fed.poison[where] = READERS.get(topic.name, frozenset()) | {"sink"}
+    placed = [where for topic in TOPICS.values() for where in raw.put(topic, POISON)]
+    for where in placed:
+        topic = TOPICS[where[0]]
+        fed.poison[where] = READERS.get(topic.name, frozenset()) | {"sink"}
+    return placed
 
 
 def repeat(settings: Settings) -> None:
@@ -98,26 +101,49 @@ def repeat(settings: Settings) -> None:
             raw.copy(topic, again)
 
 
-def outsized(settings: Settings, fed: Fed) -> None:
-    """A record that the broker refuses, a task too large to be handed on, and an agent with a span over the limit."""
+def fill(settings: Settings, numbers: Iterable[int]) -> None:
+    """Good records into the topics that rollouts fill slowly, if at all; they tell of nobody's work."""
+    with closing(Producer(settings, "faults-fill")) as producer:
+        for i in numbers:
+            for record in _fillers(i):
+                producer.send(record)
+
+
+def _fillers(i: int) -> tuple[Record, ...]:
+    group = f"{FILLER}-{i}"
+    return (
+        Worker(FILLER, FILLER, alive=False),
+        Batch(FILLER, i, 0),
+        Decision(FILLER, 0, FILLER, group, outcome="dropped"),
+        Resource(FILLER, i, body=json.dumps(i)),
+        DeadLetter(FILLER, TASKS.name, -1, i, "undecodable"),
+    )
+
+
+def outsized(settings: Settings, fed: Fed) -> tuple[str, str]:
+    """A record that the broker refuses, a task too large to be handed on, and an agent with a span over the limit.
+
+    Returns the rollouts of the last two.
+    """
     raw = Raw(settings)
     with pytest.raises(KafkaException) as refused:
         raw.put(REWARDS, [b"x" * (REWARDS.max_bytes + MIB)])
     assert cast("KafkaError", refused.value.args[0]).code() == KafkaError.MSG_SIZE_TOO_LARGE
     large, loud = ids.rollout_id(), ids.rollout_id()
     wide = json.dumps({"n": 0, "reward": 0.5, "padding": "x" * (TASKS.max_bytes - 40 * 1024)})
-    given = {large: wide, loud: json.dumps({"n": 0, "reward": 0.5, "message_bytes": SPANS.max_bytes + MIB})}
-    limits = Limits(timeout_s=60.0, unresponsive_s=9.0, claim_s=6.0)
+    given = {large: wide, loud: json.dumps({"n": 0, "reward": 0.5, "message_bytes": LOUD_BYTES})}
     with closing(Producer(settings, "faults-outsized")) as producer:
         for rollout_id, task_input in given.items():
-            producer.send_wait(Task(rollout_id, "outsized", mode="val", input=task_input, limits=limits))
+            producer.send_wait(Task(rollout_id, "outsized", mode="val", input=task_input, limits=LIMITS))
     fed.tasks |= dict.fromkeys(given, 0.5)
+    fed.may_fail.add(large)
+    return large, loud
 
 
 def newer(settings: Settings) -> int:
     """Registers a later version of the reward's schema, which no process has looked up yet; its id."""
     schema = json.loads(schema_json(Reward))
-    schema["fields"].append(NEWER_FIELD)
+    schema["fields"].append({"name": f"mood_{time.time_ns()}", "type": "string", "default": ""})
     with closing(Registry(settings.registry_url)) as registry:
         return registry.register(REWARDS.subject(settings.prefix), json.dumps(schema))
 

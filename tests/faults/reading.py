@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -31,6 +29,7 @@ from spanloop.streams.messages import Message as Given
 from spanloop.streams.shell import NAME as ASSEMBLER
 from spanloop.streams.shell import SOURCES
 
+from .diary import Diary
 from .seen import Fed, Line, Seen, Tables, every_position
 
 GROUPS: dict[str, Sequence[Topic]] = {SINK: SINK_TOPICS, CONTROLLER: INPUTS, ASSEMBLER: (SPANS, REWARDS)}
@@ -42,7 +41,7 @@ Ends = dict[Position, int]
 THE_END_NS = 10**19
 
 
-def read(settings: Settings, fed: Fed, diary: Path) -> Seen:
+def read(settings: Settings, fed: Fed, diary: Diary) -> Seen:
     """Waits until all groups have committed up to where the log ends, and reads everything before that."""
     reader = Reader(settings, "faults-audit")
     try:
@@ -54,19 +53,11 @@ def read(settings: Settings, fed: Fed, diary: Path) -> Seen:
         lines = _lines(settings, reader, ends)
     finally:
         reader.close()
-    fed.answers = answers(diary)
+    fed.answers, fed.spans, fed.rewards = diary.told("call"), diary.told("span"), diary.told("reward")
     seen = Seen(lines, ends, Tables(), fed, committed)
     seen.replayed = undisturbed(settings, lines)
     seen.tables = tables(settings)
     return seen
-
-
-def answers(diary: Path) -> list[tuple[str, str]]:
-    """(attempt, call) of each answer that an agent saw in whole."""
-    if not diary.exists():
-        return []
-    found = [json.loads(line) for line in diary.read_text("utf-8").splitlines()]
-    return [(attempt_id, span_id) for _, attempt_id, span_id in found]
 
 
 def at_rest(

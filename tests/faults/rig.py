@@ -23,11 +23,12 @@ from spanloop.infra.settings import Settings
 
 from .audit import audit
 from .checked import Checked
+from .diary import Diary
 from .flow import RUN, Flow
 from .forwarder import Forwarder
 from .parts import Parts
 from .reading import read
-from .seen import Fed
+from .seen import Fed, Seen, Strike
 from .slow_engine import SlowEngine
 
 HERE = Path(__file__).parent
@@ -39,6 +40,8 @@ READY_S = 180.0
 # A frozen worker is found out after 9 s, a dead one's claims after 6; then its attempts are run anew.
 PATIENCE_S = 120.0
 LOOK_S = 0.2
+# What a fault waits for before it strikes or is undone; starts of processes on a busy machine are in it.
+STRIKE_S = 90.0
 STARTED = ("controller-a", "assembler-a", "assembler-b", "sink-a", "gateway", "worker-a", "worker-b", "trainer")
 
 
@@ -63,12 +66,12 @@ class Rig:
         self.registry = Forwarder(settings.registry_url)
         self.clickhouse = Forwarder(settings.clickhouse_url)
         self.engine = SlowEngine()
-        self.diary = home / "diary.jsonl"
+        self.diary = Diary(home / "diary.jsonl")
         port = free_port()
         self.settings = settings.with_(gateway_url=f"http://127.0.0.1:{port}", secret=uuid4().hex)
         through = self.settings.with_(registry_url=self.registry.url, clickhouse_url=self.clickhouse.url)
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(HERE.parent))))
-        environment = {**through.environment(), "FAULTS_DIARY": str(self.diary), "PYTHONPATH": path}
+        environment = {**through.environment(), "FAULTS_DIARY": str(self.diary.path), "PYTHONPATH": path}
         self.parts = Parts(environment, home / "logs", say)
         self._add(port)
         self.flow = Flow(self.settings, self.fed, rate=rate)
@@ -116,6 +119,30 @@ class Rig:
         """Waits until so many rollouts more have ended. Raises TimeoutError."""
         goal = self.flow.done() + rollouts
         until(lambda: self.flow.done() >= goal or not self.flow.missing(), self._stuck, within_s)
+
+    def wait(self, condition: Callable[[], object], what: str, within_s: float = STRIKE_S) -> None:
+        """Waits while rollouts flow. Raises TimeoutError."""
+
+        def look() -> object:
+            self._go_on()
+            return condition()
+
+        until(look, lambda: f"{what}; {self._stuck()}", within_s)
+
+    def hold(self, seconds: float) -> None:
+        """Rollouts flow for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._go_on()
+            time.sleep(min(LOOK_S, max(0.0, end - time.monotonic())))
+
+    def _go_on(self) -> None:
+        if not self.flow.left:
+            self.flow.ask(GROUPS_PER_BATCH)
+
+    def strike(self, told: str, holds: Callable[[Seen], bool]) -> None:
+        """What an audit has to find, or a fault did not do what it is there for."""
+        self.fed.strikes.append(Strike(told, holds))
 
     def audit(self) -> list[Checked]:
         """What an audit of everything so far finds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -12,6 +13,8 @@ from spanloop.schemas.topics import TOPICS, Record
 
 R = TypeVar("R", bound=Record)
 At = tuple[int, int]  # partition, offset
+# Who wrote the records that only fill topics up; nobody acts on them.
+FILLER = "filler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,14 @@ class Tables:
     tombstones: dict[str, list[At]] = field(default_factory=dict[str, "list[At]"])
 
 
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """What a fault has done if it struck at all, as the log shows it."""
+
+    told: str
+    holds: Callable[[Seen], bool]
+
+
 @dataclass(slots=True)
 class Fed:
     """What the loop was given, by those who gave it."""
@@ -57,9 +68,13 @@ class Fed:
     tasks: dict[str, float] = field(default_factory=dict[str, float])  # acknowledged rollouts -> reward asked for
     groups: dict[str, list[str]] = field(default_factory=dict[str, "list[str]"])  # to be trained -> their rollouts
     answers: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # attempt, call the agent saw whole
+    spans: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # attempt, span the agent emitted
+    rewards: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # attempt, reward the agent emitted
+    may_fail: set[str] = field(default_factory=set[str])  # rollouts that cannot succeed
     poison: dict[tuple[str, int, int], frozenset[str]] = field(  # where -> consumers that must set it aside
         default_factory=dict[tuple[str, int, int], frozenset[str]]
     )
+    strikes: list[Strike] = field(default_factory=list["Strike"])  # what faults must have done
     crashes: list[str] = field(default_factory=list[str])  # processes that ended for a reason nobody foresaw
 
 

@@ -6,109 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from events import Bench, batch, end, llm, rew
+from events import batch, llm
 from faults.audit import CHECKS, audit, discrepancies
 from faults.checked import Checked
-from faults.reading import undisturbed
-from faults.seen import Fed, Line, Seen, Tables, every_position
+from faults.seen import Line, Seen, Strike
+from faults.world import world
 
-from spanloop.infra.settings import Settings
-from spanloop.schemas.records import (
-    Assignment,
-    Attempt,
-    AttemptContext,
-    Batch,
-    BatchMember,
-    DeadLetter,
-    Decision,
-    Reward,
-    Rollout,
-    SpanBatch,
-    Task,
-    Trajectory,
-)
-from spanloop.schemas.topics import BY_RECORD, Record
-
-SETTINGS = Settings(partitions=1)
-POISON = ("tasks", 0, 2)
-GROUP = "gr-1"
-
-
-def world() -> Seen:
-    """Two rollouts of one group from task to decision, and one poisoned task: all as it has to be."""
-    log: list[Record] = []
-    for n in (1, 2):
-        rollout, attempt = f"ro-{n}", f"at-{n}"
-        context = AttemptContext(run_id="run", group_id=GROUP, sample=n - 1, group_size=2)
-        log += [
-            Task(f"ro-{n}", "run", group_id=GROUP, sample=n - 1, group_size=2),
-            Assignment("wo-1", f"at-{n}", task=Task(f"ro-{n}", "run")),
-            batch(llm(f"c{n}", [1, 2], [3]), rollout=rollout, attempt=attempt),
-            batch(end=end(span_count=1, context=context), rollout=rollout, attempt=attempt),
-            rew(n / 2, rid=f"rw-{n}", rollout=rollout, attempt=attempt),
-            Attempt(f"ro-{n}", f"at-{n}", "ended", outcome="succeeded", final=True),
-            Rollout(f"ro-{n}", "succeeded", Task(f"ro-{n}", "run"), final=True, counting_attempt=f"at-{n}"),
-        ]
-    log += made_of(log)
-    trajectories = [r for r in log if isinstance(r, Trajectory)]
-    members = [BatchMember(t.attempt_id, t.revision, t.input_digest) for t in trajectories]
-    log += [Batch("tr", 1, 1, members=members, groups=[GROUP]), Decision("tr", 1, "run", GROUP)]
-    log.append(DeadLetter("controller", *POISON, reason="bad_framing"))
-    lines = placed(log)
-    lines.append(Line(*POISON, None))
-    lines.sort(key=lambda line: (line.topic, line.partition, line.offset))
-    ends = {at: 1 + max((x.offset for x in lines if x.topic == at[0]), default=-1) for at in every_position(1)}
-    fed = Fed(
-        tasks={"ro-1": 0.5, "ro-2": 1.0},
-        groups={GROUP: ["ro-1", "ro-2"]},
-        answers=[(b.attempt_id, s.span_id) for b in log if isinstance(b, SpanBatch) for s in b.spans],
-        poison={POISON: frozenset({"controller"})},
-    )
-    seen = Seen(lines, ends, Tables(), fed, committed={"sink": dict(ends)}, replayed=undisturbed(SETTINGS, lines))
-    seen.tables = shown(seen)
-    return replace(seen)  # forgets what it has worked out: tests change the log
-
-
-def placed(log: list[Record]) -> list[Line]:
-    """Each record at the next offset of its topic."""
-    nexts: dict[str, int] = {}
-    out: list[Line] = []
-    for record in log:
-        topic = BY_RECORD[type(record)].name
-        out.append(Line(topic, 0, nexts.get(topic, 0), record))
-        nexts[topic] = nexts.get(topic, 0) + 1
-    return out
-
-
-def made_of(log: list[Record]) -> list[Trajectory]:
-    """The trajectories of a log."""
-    bench = Bench()
-    bench.give(*(r for r in log if isinstance(r, SpanBatch | Reward)))
-    bench.wait(1e6)
-    return [bench.last("at-1"), bench.last("at-2")]
-
-
-def shown(seen: Seen) -> Tables:
-    """What ClickHouse shows of a log that the sink took in whole."""
-    rows = {
-        topic: [(x.partition, x.offset) for x in seen.lines if x.topic == topic and x.record is not None]
-        for topic in ("tasks", "attempts", "trajectories")
-    }
-    last = seen.last_revisions
-    return Tables(
-        rows=rows,
-        spans=[(b.attempt_id, s.span_id) for b in seen.of(SpanBatch) for s in b.spans],
-        rewards=[("rw-1", 0.5), ("rw-2", 1.0)],
-        ends=[("at-1", "succeeded"), ("at-2", "succeeded")],
-        trajectories=[(a, t.revision, t.input_digest) for a, t in last.items()],
-        rollouts=[(f"ro-{n}", "succeeded", True, f"at-{n}") for n in (1, 2)],
-        decisions=[("run", GROUP)],
-        letters=[("controller", *POISON)],
-        ingest=[
-            (t, p, 0, end - 1, sum(1 for x in seen.lines if x.topic == t)) for (t, p), end in seen.ends.items() if end
-        ],
-        tombstones={},
-    )
+from spanloop.schemas.records import Batch, Rollout, SpanBatch, Trajectory
 
 
 def lose(seen: Seen, topic: str, nth: int = 0) -> None:
@@ -162,10 +66,25 @@ def after_its_end(seen: Seen) -> None:
     seen.lines += [replace(marker, offset=0), replace(call, offset=1), *rest]
 
 
+def lacking(seen: Seen, flag: str) -> None:
+    """Trajectories say that something of them never came."""
+    for i, line in enumerate(seen.lines):
+        if isinstance(line.record, Trajectory):
+            seen.lines[i] = replace(line, record=replace(line.record, flags=[*line.record.flags, flag]))
+
+
+def nothing_works(seen: Seen) -> None:
+    """Every rollout came to its end, and failed."""
+    for i, line in enumerate(seen.lines):
+        if isinstance(line.record, Rollout | Trajectory):
+            seen.lines[i] = replace(line, record=replace(line.record, status="failed"))
+
+
 HARM: list[tuple[str, str, str, Callable[[Seen], object]]] = [
     ("a task", "tasks", "lost", lambda s: lose(s, "tasks")),
     ("a rollout's end", "tasks", "lost", lambda s: lose(s, "rollouts")),
     ("a rollout nobody asked for", "tasks", "differs", lambda s: again(s, "rollouts", rollout_id="ro-9")),
+    ("a loop in which nothing works", "tasks", "differs", nothing_works),
     ("an attempt given out twice", "attempts", "twice", lambda s: again(s, "assignments")),
     ("an end marker", "attempts", "lost", lambda s: lose(s, "spans", 1)),
     ("the news of an end", "attempts", "lost", lambda s: lose(s, "attempts")),
@@ -176,6 +95,14 @@ HARM: list[tuple[str, str, str, Callable[[Seen], object]]] = [
     ("an answer", "answers seen", "lost", lambda s: lose(s, "spans", 0)),
     ("an answer's delivery", "answers seen", "differs", undelivered),
     ("an answer behind the end", "answers seen", "lost", after_its_end),
+    ("a span that its agent emitted", "emitted", "lost", lambda s: lose(s, "spans", 0)),
+    ("a step reward that its agent emitted", "emitted", "lost", lambda s: lose(s, "rewards", 0)),
+    ("a span that its producer counted", "counts", "lost", lambda s: lose(s, "spans", 0)),
+    ("a step reward that its producer counted", "counts", "lost", lambda s: lose(s, "rewards", 0)),
+    ("a reward more than its producer counted", "counts", "differs", lambda s: again(s, "rewards", reward_id="rw-9")),
+    ("a trajectory without all its spans", "counts", "lost", lambda s: lacking(s, "missing_spans")),
+    ("a trajectory without all its rewards", "counts", "lost", lambda s: lacking(s, "missing_rewards")),
+    ("a trajectory without a parent", "counts", "lost", lambda s: lacking(s, "orphaned")),
     ("a trajectory", "last revisions", "lost", lambda s: lose(s, "trajectories")),
     ("other events in a trajectory", "last revisions", "lost", other_digest),
     ("an event counted twice", "last revisions", "twice", fewer_events),
@@ -184,6 +111,9 @@ HARM: list[tuple[str, str, str, Callable[[Seen], object]]] = [
     ("a step taken twice", "trained", "twice", lambda s: again(s, "batches")),
     ("a member trained that is not there", "trained", "differs", trained_elsewhere),
     ("a decision", "trained", "lost", lambda s: lose(s, "decisions")),
+    ("a batch that was never applied", "stepped", "lost", lambda s: lose(s, "resources", 1)),
+    ("a batch that was applied twice", "stepped", "twice", lambda s: again(s, "resources", version=3)),
+    ("a step from other weights", "stepped", "differs", lambda s: again(s, "resources", step=0, version=3)),
     ("a range never told of", "ingest_log", "lost", lambda s: s.tables.ingest.pop()),
     ("a range told of twice", "ingest_log", "twice", told_once_more),
     ("a count", "ingest_log", "differs", miscounted),
@@ -201,6 +131,7 @@ HARM: list[tuple[str, str, str, Callable[[Seen], object]]] = [
     ("a second dead letter", "dead letters", "twice", lambda s: s.tables.letters.append(s.tables.letters[0])),
     ("a good record set aside", "dead letters", "lost", lambda s: s.tables.letters.append(("sink", "spans", 0, 0))),
     ("a group that is behind", "lag", "lost", lambda s: s.committed["sink"].update({("spans", 0): 0})),
+    ("a fault that did not strike", "strikes", "missed", lambda s: s.fed.strikes.append(Strike("it", lambda _: False))),
     ("a crash", "crashes", "crashed", lambda s: s.fed.crashes.append("sink-a ended with status -11")),
 ]
 
