@@ -30,6 +30,7 @@ class Forwarder:
         self.port = free_port()
         self.url = parts._replace(netloc=f"{LOOPBACK}:{self.port}").geturl()
         self.inserted = threading.Event()  # an insert was acknowledged and its answer is held
+        self.slowed_s = 0.0  # for so long all that was sent has been held up by throttling
         self._holding = False
         self._rate: float | None = None  # bytes a second towards the service; None = as fast as it takes them
         self._server: asyncio.Server | None = None
@@ -54,7 +55,7 @@ class Forwarder:
         self._rate = bytes_per_s
 
     def hold_answers(self) -> None:
-        """Requests reach the service, answers reach nobody until `open`; see `inserted`."""
+        """Inserts reach the service, their answers reach nobody until `open`; see `inserted`."""
         self.inserted.clear()
         self._holding = True
 
@@ -111,15 +112,16 @@ class Forwarder:
         while data := await reader.read(CHUNK):
             sent[0] += len(data)
             if self._rate is not None:
-                await asyncio.sleep(len(data) / self._rate)
+                held_s = len(data) / self._rate
+                await asyncio.sleep(held_s)
+                self.slowed_s += held_s
             writer.write(data)
             await writer.drain()
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: list[int]) -> None:
         while data := await reader.read(CHUNK):
-            if self._holding and sent[0] > INSERT_BYTES:
+            while self._holding and sent[0] > INSERT_BYTES:
                 self.inserted.set()
-            while self._holding:
                 await asyncio.sleep(HOLD_POLL_S)
             sent[0] = 0
             writer.write(data)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from waiting import until
+
 STOP_TIMEOUT_S = 15.0
 LOOK_S = 0.2
 RESTART_S = 1.0
@@ -43,11 +45,26 @@ class Child:
         """Whether it is there."""
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def number(self) -> int:
+        """Its process; 0 = none yet."""
+        return 0 if self.process is None else self.process.pid
+
+    @property
+    def stands(self) -> bool:
+        """Whether a SIGSTOP has reached it."""
+        stat = Path(f"/proc/{self.number}/stat")
+        return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "T"
+
+    def said_since(self, at: int) -> str:
+        """What it said from a place in its log on."""
+        with self.log.open("rb") as log:
+            log.seek(at)
+            return log.read().decode("utf-8", "replace")
+
     def said(self) -> str:
         """What this life of it said last."""
-        with self.log.open("rb") as log:
-            log.seek(self.began_at)
-            return log.read().decode("utf-8", "replace")[-TAIL:]
+        return self.said_since(self.began_at)[-TAIL:]
 
 
 @dataclass(slots=True)
@@ -139,8 +156,9 @@ class Parts:
         child.frozen = False
 
     def freeze(self, name: str) -> None:
-        """SIGSTOP."""
+        """SIGSTOP; returns when it stands. Raises TimeoutError where it does not run."""
         self._signal(name, signal.SIGSTOP, frozen=True)
+        until(lambda: self.children[name].stands, f"{name} to stand still", STOP_TIMEOUT_S)
 
     def cont(self, name: str) -> None:
         """SIGCONT."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from spanloop.infra.scripted_engine import ScriptedEngine, Step, Streamed, Whole
@@ -18,27 +19,35 @@ VERSION = 1
 
 
 class Gap(threading.Event):
-    """Set a moment after it is first looked at."""
+    """Set a moment after it is first looked at; `begun` is told when that will be."""
 
-    def __init__(self, seconds: float, seen: threading.Event) -> None:
+    def __init__(self, seconds: float, begun: Callable[[float], None]) -> None:
         super().__init__()
         self._seconds = seconds
-        self._seen = seen
+        self._begun = begun
         self._due: float | None = None
 
     def is_set(self) -> bool:
-        self._seen.set()
         if self._due is None:
             self._due = time.monotonic() + self._seconds
+            self._begun(self._due)
         return time.monotonic() >= self._due
 
 
 class SlowEngine(ScriptedEngine):
-    """Answers every call alike; `mid_stream` is set whenever a stream has begun and not ended."""
+    """Answers every call alike."""
 
     def __init__(self) -> None:
-        self.mid_stream = threading.Event()
+        self._gap_until = 0.0
         super().__init__(Whole({}))
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a stream has begun and what is left of it has not been sent."""
+        return time.monotonic() < self._gap_until
+
+    def _gap(self, until: float) -> None:
+        self._gap_until = until
 
     def next_step(self) -> Step:
         streamed = bool(self.requests[-1].get("stream"))
@@ -50,7 +59,7 @@ class SlowEngine(ScriptedEngine):
         steps: list[Json | str | bytes | threading.Event] = []
         for i, token in enumerate(IDS):
             chunk = _chunk({"content": "word "}, token, last=i == len(IDS) - 1)
-            steps += [chunk if i else {**chunk, "prompt_token_ids": PROMPT_IDS}, Gap(GAP_S, self.mid_stream)]
+            steps += [chunk if i else {**chunk, "prompt_token_ids": PROMPT_IDS}, Gap(GAP_S, self._gap)]
         return Streamed([*steps, "[DONE]"])
 
 

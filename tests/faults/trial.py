@@ -17,12 +17,11 @@ MAY_END = ("kill", "freeze", "broker")
 
 def trial(rig: Rig, fault: Fault, *, full: bool = False) -> None:
     """Rollouts flow before, during and after a fault; all end, and the audit finds nothing. Raises AssertionError."""
-    seconds = (fault.full_s if full and fault.full_s is not None else fault.hold_s) + AFTER_S
-    batches = math.ceil(seconds * rig.rate / GROUP_SIZE / GROUPS_PER_BATCH)
     ended = len(rig.parts.ended)
-    rig.flow.ask(batches * GROUPS_PER_BATCH)
+    rig.flow.ask(GROUPS_PER_BATCH)
     rig.progress(GROUP_SIZE)
     fault.run(rig, full=full)
+    rig.flow.ask(math.ceil(AFTER_S * rig.rate / GROUP_SIZE / GROUPS_PER_BATCH) * GROUPS_PER_BATCH)
     rig.settle()
     gone = [(e.name, e.last_words) for e in rig.parts.ended[ended:]]
     assert not gone or fault.kind in MAY_END, f"{fault.name} has to be borne; these ended: {gone}"
