@@ -21,9 +21,9 @@ def batch(rollout: str, sequence: int) -> SpanBatch:
     return SpanBatch(rollout_id=rollout, attempt_id="at-1", producer_id="p", first_sequence=sequence)
 
 
-def read_to_end(settings: Settings, topic: Topic, isolation: Isolation = "read_committed") -> list[Message]:
-    """Everything that lies in a topic now."""
-    reader = Reader(settings, "test", isolation=isolation)
+def read_to_end(settings: Settings, topic: Topic, isolation: Isolation | None = None) -> list[Message]:
+    """Everything that lies in a topic now; as a reader sees it that does not say how it reads."""
+    reader = Reader(settings, "test") if isolation is None else Reader(settings, "test", isolation=isolation)
     out: list[Message] = []
 
     def read() -> bool:

@@ -65,6 +65,10 @@ def test_open_and_aborted_transactions_are_not_read(settings: Settings) -> None:
     assert [m.value for m in every] == [b"aborted", b"committed", b"open"]
     client.commit_transaction(WAIT_S)
     assert [m.value for m in read_to_end(settings, TASKS)] == [b"committed", b"open"]
+    member, taken = Member(settings, "test", [TASKS]), list[Message]()
+    take([member], 2, taken)
+    assert [m.value for m in taken] == [b"committed", b"open"]
+    member.close()
 
 
 @pytest.mark.needs("transaction_offsets")
