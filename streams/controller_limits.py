@@ -47,6 +47,8 @@ def why_no_member(task: Task) -> str | None:
     """Why a task has no place in its group; None if it has. A group closes once `group_size` members are there."""
     if task.group_size < 1:
         return f"group_size is {task.group_size}, expected at least 1"
+    if task.group_size > 1 and task.group_id is None:
+        return f"group_size is {task.group_size} and group_id null: without its name no member is found"
     if 0 <= task.sample < task.group_size:
         return None
     return (

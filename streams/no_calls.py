@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS, MAX_NAMES = 1000, 20
 MAX_RUNS = 1000
 FLAG = "no_llm_calls"
+RAN = frozenset({"succeeded", "failed", "timeout"})  # of others no agent may ever have seen anything
 
 
 class NoCalls:
@@ -40,7 +41,7 @@ class NoCalls:
         """Warns of the first attempt of a run that is over without a call."""
         names = self._names.pop(trajectory.attempt_id, {})
         run_id = trajectory.context.run_id
-        if run_id in self._judged:
+        if run_id in self._judged or trajectory.status not in RAN:
             return
         self._judged[run_id] = None
         if len(self._judged) > MAX_RUNS:

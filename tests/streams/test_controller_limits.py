@@ -129,6 +129,7 @@ def test_limits_that_allow_nothing_or_count_for_nothing_fail_their_rollout(bad: 
         ({"group_size": -3, "sample": 0}, "group_size is -3, expected at least 1"),
         ({"sample": -1}, "sample is -1 in a group of group_size 4, expected 0 to 3; group_size is how many"),
         ({"sample": 4}, "sample is 4 in a group of group_size 4, expected 0 to 3; group_size is how many"),
+        ({"group_id": None}, "group_size is 4 and group_id null"),
         ({"sample": 2, "group_size": 1}, "sample is 2 in a group of group_size 1, expected 0 to 0"),
         ({"reward_deadline_s": float("inf")}, "reward_deadline_s is inf, expected seconds up to 1e+09"),
         ({"reward_deadline_s": float("nan")}, "reward_deadline_s is nan, expected seconds up to 1e+09"),

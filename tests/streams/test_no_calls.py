@@ -37,6 +37,16 @@ def test_the_first_attempt_without_a_call_is_told_with_the_spans_there_were(
     assert line.startswith("run 'run': 0 LLM calls captured in its first attempt; spans seen: ['agent', 'look up'].")
 
 
+def test_an_attempt_that_no_agent_ran_to_its_end_says_nothing_of_its_run(caplog: pytest.LogCaptureFixture) -> None:
+    told = NoCalls()
+    told.judge(ended("at-1", batch(attempt="at-1", end=end("cancelled", context=AttemptContext(run_id="run")))))
+    assert not caplog.records
+    made = events("at-2")
+    told.see(made)
+    told.judge(ended("at-2", made))
+    assert "spans seen: ['agent', 'look up']" in caplog.text
+
+
 def test_a_run_with_calls_is_not_told_of_and_another_run_is_judged_by_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
