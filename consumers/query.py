@@ -17,7 +17,7 @@ from typing import Any
 
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from ..infra.clickhouse import connect
+from ..infra.clickhouse import connect, has_tables
 from ..infra.clickhouse_client import Client
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, InvalidQuery
@@ -70,7 +70,13 @@ def opened(settings: Settings, home: Path | None = None) -> Generator[Query]:
     from ..infra.embedded_clickhouse import ClickHouseProcess
 
     with ClickHouseProcess(folder) as process:
-        yield from _asked(settings.with_(clickhouse_url=process.url))
+        settings = settings.with_(clickhouse_url=process.url)
+        if not has_tables(settings):
+            raise ConfigError(
+                f"{folder} has no tables in database {settings.clickhouse_database!r}: this run was interrupted before "
+                "they were made, or made them in another database (SPANLOOP_CLICKHOUSE_DATABASE)"
+            )
+        yield from _asked(settings)
 
 
 def _asked(settings: Settings) -> Generator[Query]:

@@ -90,6 +90,18 @@ def migrate(client: Client, database: str, prefix: str | None = None) -> list[st
         raise refused(error, client.where) from error
 
 
+def has_tables(settings: Settings) -> bool:
+    """Whether a database was made to its end: views come last."""
+    client, d = connect(settings, readonly=True), {"d": settings.clickhouse_database}
+    asked = "SELECT count() FROM system.tables WHERE database = {d:String} AND name = 'migrations'"
+    try:
+        if not int(str(client.command(asked, d, use_database=False))):
+            return False
+        return bool(client.rows(f"SELECT version FROM migrations WHERE version = {VIEWS_VERSION}"))
+    finally:
+        client.close()
+
+
 def check_prefix(client: Client, database: str, prefix: str) -> None:
     """Refuses a database that was made for another prefix. Raises ConfigError.
 

@@ -84,6 +84,13 @@ def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
         pass
 
 
+def test_a_run_that_was_cut_before_its_tables_were_made_says_so(tmp_path: Path) -> None:
+    with ClickHouseProcess(tmp_path / "clickhouse"):
+        pass
+    with pytest.raises(ConfigError, match="interrupted before they were made"), opened(Settings(), tmp_path):
+        pass
+
+
 def test_the_state_of_a_rollout_shows_the_trajectory_that_counts(lab: Lab) -> None:
     task = Task("ro-1", "run-1", group_id="g")
     lab.store(
