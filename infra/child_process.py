@@ -38,13 +38,18 @@ class ChildProcess:
         log: IO[bytes],
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
+        wait: bool = True,
     ) -> None:
         """`health`: path that answers 200 once it serves. `log` takes its standard error and is closed with it.
 
-        Raises Unavailable, with the end of the log, where it does not answer in `timeout_s`.
+        `wait`: until it serves; else the caller does, by `ready`, and has no `url` before. Raises as `ready` does.
         """
         self._name = name
         self._log = log
+        self._health = health
+        self._deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self.url = ""
         self._child = subprocess.Popen(
             [sys.executable, "-m", *command, "--with-stdin"],
             stdin=subprocess.PIPE,
@@ -53,24 +58,41 @@ class ChildProcess:
             env=environment,
             start_new_session=True,
         )
-        try:
-            self.url = self._wait_ready(health, timeout_s)
-        except BaseException:
-            self.close()
-            raise
+        if wait:
+            try:
+                self.ready()
+            except KeyboardInterrupt:
+                self.close(within_s=0.0)
+                raise
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def pid(self) -> int:
         """The child's process id."""
         return self._child.pid
 
-    def close(self) -> None:
-        """Ends the child, in seconds at most."""
+    def ask(self) -> None:
+        """Tells the child to end, without waiting."""
         self._child.terminate()
+
+    def kill(self) -> None:
+        """Ends the child at once."""
+        self._child.kill()
+
+    def close(self, within_s: float | None = None) -> None:
+        """Ends the child, in seconds at most; by force what has not ended `within_s`, without a word where it is given.
+
+        0 gives it no time at all.
+        """
+        if within_s != 0.0:
+            self.ask()
         try:
-            self._child.wait(STOP_TIMEOUT_S)
+            self._child.wait(STOP_TIMEOUT_S if within_s is None else within_s)
         except subprocess.TimeoutExpired:
-            log.warning("%s did not end within %g s and was killed", self._name, STOP_TIMEOUT_S)
+            if within_s is None:
+                log.warning("%s did not end within %g s and was killed", self._name, STOP_TIMEOUT_S)
             self._child.kill()
             self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout, self._log):
@@ -85,18 +107,21 @@ class ChildProcess:
     ) -> None:
         self.close()
 
-    def _wait_ready(self, health: str, timeout_s: float) -> str:
-        deadline = time.monotonic() + timeout_s
+    def ready(self) -> str:
+        """Waits until it serves; its URL. Raises Unavailable, with the end of the log, where it does not in time."""
         out = self._child.stdout
-        while time.monotonic() < deadline and out is not None:
+        while not self.url and time.monotonic() < self._deadline and out is not None:
             if select.select([out], [], [], POLL_S)[0]:
                 url = out.readline().decode().strip()
-                if url and httpx.get(url + health, timeout=max(1.0, deadline - time.monotonic())).is_success:
-                    return url
-            if self._child.poll() is not None:
+                left_s = max(1.0, self._deadline - time.monotonic())
+                if url and httpx.get(url + self._health, timeout=left_s).is_success:
+                    self.url = url
+            if not self.url and self._child.poll() is not None:
                 break
+        if self.url:
+            return self.url
         raise Unavailable(
-            f"{self._name} did not answer within {timeout_s:g} s (exit status {self._child.poll()}): "
+            f"{self._name} did not answer within {self._timeout_s:g} s (exit status {self._child.poll()}): "
             f"{self._tail() or 'it said nothing'}"
         )
 

@@ -29,7 +29,8 @@ class ClickHouseProcess(ChildProcess):
     The child ends with its parent, also when that is killed. Raises Unavailable where it does not start.
     """
 
-    def __init__(self, path: Path, port: int = 0, *, timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(self, path: Path, port: int = 0, *, timeout_s: float = START_TIMEOUT_S, wait: bool = True) -> None:
+        """`wait`: until it serves; else `ready` does."""
         path = path.resolve()
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
@@ -39,6 +40,7 @@ class ClickHouseProcess(ChildProcess):
             health="/ping",
             log=(path / "stderr.log").open("w+b"),
             timeout_s=timeout_s,
+            wait=wait,
         )
 
 

@@ -102,11 +102,15 @@ def script(name: str, *arguments: object, environment: Mapping[str, str] | None 
     )
 
 
-def stop_all(folders: Sequence[Path], *flags: str) -> None:
-    """Ends what runs in the folders, side by side; what had to be killed is logged."""
-    for process in [script("stop_kafka.sh", folder, *flags) for folder in folders]:
+def stop_all(folders: Sequence[Path], *flags: str, within_s: float | None = None) -> None:
+    """Ends what runs in the folders, side by side.
+
+    By force what has not ended `within_s`; else after ten seconds, and that is logged.
+    """
+    limit = {} if within_s is None else {"STOP_TENTHS": str(int(within_s * 10))}
+    for process in [script("stop_kafka.sh", folder, *flags, environment=limit) for folder in folders]:
         _, told = process.communicate(timeout=STOP_TIMEOUT_S)
-        for line in told.splitlines():
+        for line in told.splitlines() if within_s is None else ():
             log.warning("%s", line)
 
 

@@ -199,16 +199,16 @@ class RealKafka:
 
     # --- end
 
-    def close(self, *, wipe: bool = False) -> None:
-        """Stops everything; `wipe` removes the data."""
-        self._stop_all(*(["--wipe"] if wipe else []))
+    def close(self, *, wipe: bool = False, within_s: float | None = None) -> None:
+        """Stops everything, by force what has not ended `within_s`; `wipe` removes the data."""
+        self._stop_all(*(["--wipe"] if wipe else []), within_s=within_s)
         self._watch.communicate(timeout=STOP_TIMEOUT_S)  # ends its input; it finds nothing left to stop
         self._owned.close()
 
-    def _stop_all(self, *flags: str) -> None:
+    def _stop_all(self, *flags: str, within_s: float | None = None) -> None:
         for node in self._nodes.values():
             node.signal(signal.SIGCONT)  # one that is held would not hear that it is to end
-        stop_all(self._folders, *flags)
+        stop_all(self._folders, *flags, within_s=within_s)
 
     def __enter__(self: K) -> K:
         return self

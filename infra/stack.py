@@ -14,10 +14,10 @@ import shlex
 import sys
 import time
 from collections.abc import Generator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import TOPICS
@@ -29,6 +29,9 @@ from .owner import owned
 from .process import stop_on_signal
 from .real_kafka import RealKafka, cluster_id
 from .settings import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from .embedded_clickhouse import ClickHouseProcess
 
 log = logging.getLogger(__name__)
 
@@ -84,19 +87,24 @@ class EmbeddedStack:
         Of the settings elsewhere (variables, spanloop.toml) those that are of services elsewhere are not taken.
         """
         self._open = ExitStack()
+        self._clickhouse: ClickHouseProcess | None = None
+        self._real: RealKafka | None = None
         home = home.resolve()
         profile = "remote" if kafka else "embedded"
         wanted = Settings(profile=profile, prefix=prefix, partitions=partitions, home=home).with_(**OWN_SERVICES)
         try:
             self._open.enter_context(owned(home, LOCK))
             log_id = _log_id(home, prefix) if kafka else None
-            with ThreadPoolExecutor(1) as beside:
-                url = beside.submit(self._clickhouse, home, clickhouse_port, log_id) if clickhouse else None
-                settings = self._kafka(wanted, home) if kafka else self._twins(wanted, registry_port)
-                admin.init(settings)
-                self.settings = settings if url is None else _tables(settings, url)
+            if clickhouse:
+                self._clickhouse = _started(home / CLICKHOUSE, clickhouse_port, log_id)
+            settings = self._kafka(wanted, home) if kafka else self._twins(wanted, registry_port)
+            admin.init(settings)
+            self.settings = settings if self._clickhouse is None else _tables(settings, self._clickhouse)
             if kafka and clickhouse:
                 (home / CLICKHOUSE / LOG_ID).write_text(str(_log_id(home, prefix)))
+        except KeyboardInterrupt:  # nothing is in there yet
+            self.close(within_s=0.0)
+            raise
         except BaseException:
             self.close()
             raise
@@ -109,21 +117,25 @@ class EmbeddedStack:
         return settings.with_(bootstrap=broker.bootstrap, registry_url=registry.url)
 
     def _kafka(self, settings: Settings, home: Path) -> Settings:
-        running = self._open.enter_context(RealKafka(home))
+        self._real = running = RealKafka(home)
         return settings.with_(bootstrap=running.bootstrap, registry_url=running.registry_url)
 
-    def _clickhouse(self, home: Path, port: int, log_id: str | None) -> str:
-        try:
-            from .embedded_clickhouse import ClickHouseProcess
-        except ImportError as error:
-            raise ConfigError(f"ClickHouse needs {error.name}: pip install 'spanloop[sink]'") from error
-        path = home / CLICKHOUSE
-        choose_tables(path, log_id)
-        return self._open.enter_context(ClickHouseProcess(path, port)).url
-
-    def close(self) -> None:
-        """Stops everything, in seconds; data in `home` stays."""
+    def close(self, within_s: float | None = None) -> None:
+        """Stops everything side by side, in seconds, by force what has not ended `within_s`; data in `home` stays."""
+        deadline = None if within_s is None else time.monotonic() + within_s
+        if self._clickhouse is not None:
+            self._clickhouse.ask()
+        if self._real is not None:
+            self._real.close(within_s=within_s)
+        if self._clickhouse is not None:
+            self._clickhouse.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self._clickhouse = self._real = None
         self._open.close()
+
+    def kill(self) -> None:
+        """Ends ClickHouse at once; the rest ends with this process."""
+        if self._clickhouse is not None:
+            self._clickhouse.kill()
 
     def __enter__(self) -> EmbeddedStack:
         return self
@@ -134,10 +146,20 @@ class EmbeddedStack:
         self.close()
 
 
-def _tables(settings: Settings, url: Future[str]) -> Settings:
+def _started(path: Path, port: int, log_id: str | None) -> ClickHouseProcess:
+    """It comes up while the broker does."""
+    try:
+        from .embedded_clickhouse import ClickHouseProcess
+    except ImportError as error:
+        raise ConfigError(f"ClickHouse needs {error.name}: pip install 'spanloop[sink]'") from error
+    choose_tables(path, log_id)
+    return ClickHouseProcess(path, port, wait=False)
+
+
+def _tables(settings: Settings, process: ClickHouseProcess) -> Settings:
     from . import clickhouse
 
-    settings = settings.with_(clickhouse_url=url.result())
+    settings = settings.with_(clickhouse_url=process.ready())
     clickhouse.migrate(clickhouse.connect(settings), settings.clickhouse_database, settings.prefix)
     return settings
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # stop_kafka.sh DIR [--wipe]: stops what start_kafka.sh or start_registry.sh left in DIR; --wipe removes its data too. Idempotent.
+# STOP_TENTHS: tenths of a second after which it is killed (default: 100).
 set -euo pipefail
 DIR=${1:?folder}
 if [ -s "$DIR/pid" ]; then
@@ -8,9 +9,9 @@ if [ -s "$DIR/pid" ]; then
   ours() { case "$(ps -ww -o args= -p "$PID" 2>/dev/null)" in *"kafka.Kafka "* | *apicurio-registry*) ;; *) return 1 ;; esac; }
   if ours; then
     kill "$PID" 2>/dev/null || true
-    for _ in $(seq 100); do ours || break; sleep 0.1; done
+    for _ in $(seq "${STOP_TENTHS:-100}"); do ours || break; sleep 0.1; done
     if ours; then
-      echo "process $PID of $DIR did not end within 10 s and was killed" >&2
+      echo "process $PID of $DIR did not end within ${STOP_TENTHS:-100} tenths of a second and was killed" >&2
       kill -9 "$PID" 2>/dev/null || true
     fi
   fi

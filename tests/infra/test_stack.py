@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import gone
 
 from spanloop.infra import admin
 from spanloop.infra.clickhouse import connect
+from spanloop.infra.embedded_clickhouse import ClickHouseProcess
 from spanloop.infra.real_kafka import missing
 from spanloop.infra.settings import Settings
 from spanloop.infra.stack import FOR_SHELLS, LOCK, LOG_ID, EmbeddedStack, choose_tables
@@ -171,6 +173,29 @@ def test_settings_of_services_elsewhere_are_not_those_of_the_stack(
     assert (found.kafka, found.replication, found.min_isr, found.clickhouse_url) == ({}, 1, 0, "")
     assert (found.registry_user, found.registry_password, found.registry_ca) == ("", "", "")
     assert found.dlq_limit == 7
+
+
+def test_an_interrupt_while_it_starts_does_not_wait_for_clickhouse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ClickHouseProcess] = []
+
+    class Noted(ClickHouseProcess):
+        def __init__(self, path: Path, port: int = 0, *, wait: bool = True) -> None:
+            super().__init__(path, port, wait=wait)
+            made.append(self)
+
+    def interrupted(_: Settings) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spanloop.infra.embedded_clickhouse.ClickHouseProcess", Noted)
+    monkeypatch.setattr(admin, "init", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddedStack(tmp_path, prefix="p")
+    (process,) = made
+    assert process.url == ""
+    assert gone(process.pid)
+    assert not (tmp_path / "clickhouse" / "metadata").exists()  # which it makes first of all
 
 
 def test_without_clickhouse_it_needs_none(tmp_path: Path) -> None:
