@@ -134,7 +134,8 @@ def engine(
     from spanloop.trainer.loader import LoaderService
 
     if model is None:
-        run_until_signalled(LoaderService(settings, str(url), policy, logprobs_mode=logprobs_mode))
+        loader = LoaderService(settings, str(url), policy, paused_probe=False, logprobs_mode=logprobs_mode)
+        run_until_signalled(loader)
         return
     with EngineProcess(model, served_model_name=policy, frozen=frozen, seed=seed) as process:
         run_until_signalled(LoaderService(settings, process.url, policy, verify=not frozen))
@@ -151,5 +152,7 @@ def train(
     chosen = load_config(config)
     settings = connected(context)
     from spanloop.trainer.loop import TrainerService
+    from spanloop.trainer.step import import_verl
 
+    import_verl()  # here a signal ends the process at once; a running trainer would heed it only seconds later
     run_until_signalled(TrainerService(settings, chosen))

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO, cast
@@ -107,15 +107,30 @@ class QuietHere:
         return getattr(self._real, name)
 
 
+def import_verl() -> None:
+    """Imports verl, Ray and transformers: seconds in which a signal is not to wait. Needs no process group."""
+    choose_device()
+    with _quiet():
+        from . import verl_step
+
+        del verl_step
+
+
 def make_trainer(config: TrainerConfig) -> PolicyTrainer:
-    """The verl trainer over `config.model_dir`. Takes seconds: verl imports Ray and transformers."""
+    """The verl trainer over `config.model_dir`. Takes seconds, most of them `import_verl`'s."""
     device = prepare_device()
-    quiet = cast("TextIO", QuietHere(sys.stdout))
-    with warnings.catch_warnings(), contextlib.redirect_stdout(quiet):
-        warnings.simplefilter("ignore")  # verl warns of every optional backend that is not installed
+    with _quiet():
         from transformers.utils.logging import disable_progress_bar
 
         from .verl_step import VerlTrainer
 
         disable_progress_bar()
         return VerlTrainer(config, device)
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    quiet = cast("TextIO", QuietHere(sys.stdout))
+    with warnings.catch_warnings(), contextlib.redirect_stdout(quiet):
+        warnings.simplefilter("ignore")  # verl warns of every optional backend that is not installed
+        yield

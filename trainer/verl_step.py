@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
+from verl.utils.checkpoint import fsdp_checkpoint_manager
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 from verl.workers.engine_workers import TrainingWorker
@@ -34,8 +35,17 @@ from .step import Device, StepResult
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+
+def _made(path: str) -> str:
+    Path(path).mkdir(parents=True, exist_ok=True)
+    return path
+
+
 # verl's nested tensors make it tell of a renaming inside torch, which is nobody's here to act on.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+
+# verl's own, for ranks that race, leaves a lock in the temporary folder for every folder; here there is one rank.
+fsdp_checkpoint_manager.local_mkdir_safe = _made  # pyright: ignore[reportPrivateImportUsage] it imports it by name
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
