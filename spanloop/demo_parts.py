@@ -9,6 +9,7 @@ from types import TracebackType
 
 from spanloop.consumers.export import ExportService
 from spanloop.consumers.sink import SinkService
+from spanloop.demo_interrupt import KEEPERS_S, WRITERS_S, Interrupt
 from spanloop.infra.engine_process import EngineProcess
 from spanloop.infra.settings import Settings
 from spanloop.parts import Processes, Threads
@@ -19,6 +20,7 @@ from spanloop.streams.controller_shell import ControllerService
 from spanloop.trainer.config import TrainerConfig
 from spanloop.trainer.loader import LoaderService
 from spanloop.trainer.loop import TrainerService
+from spanloop.trainer.step import import_verl
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,8 @@ class Plan:
 class Running:
     """The parts of a running demo. Those that keep what was written (sink, export) outlive those that write."""
 
-    def __init__(self, plan: Plan, *, processes: bool) -> None:
+    def __init__(self, plan: Plan, interrupt: Interrupt, *, processes: bool) -> None:
+        self._left = interrupt.left_s
         logs = plan.home / "logs"
         self._export = Threads()
         self._keepers = (Threads(), Processes(plan.settings, logs))
@@ -62,9 +65,10 @@ class Running:
         self._keepers[0].start("sink", SinkService(settings))
         threads.start("controller", ControllerService(settings))
         threads.start("assembler", AssemblerService(settings))
-        threads.start("trainer", TrainerService(settings, plan.trainer))
         threads.start("loader", LoaderService(settings, self._engine.url, policy, verify=not plan.frozen))
         threads.start("worker", WorkerService(settings, plan.agent, WorkerPolicy(slots=plan.slots, name="demo")))
+        import_verl()  # in this thread, which Ctrl-C interrupts
+        threads.start("trainer", TrainerService(settings, plan.trainer))
 
     def _start_processes(self, plan: Plan) -> None:
         config = plan.home / "trainer.toml"
@@ -88,18 +92,28 @@ class Running:
         threads, processes = self._writers
         threads.stop.set()  # all leave side by side, then each is waited for
         processes.ask()
-        threads.close()
-        processes.close()
+        threads.close(self._left(WRITERS_S))
+        processes.close(self._left(WRITERS_S))
         if self._engine is not None:
-            self._engine.close()
+            self._engine.close(self._left(WRITERS_S))
             self._engine = None
         self._export.stop.set()  # it reads to the end while the sink does
 
     def close(self) -> None:
         """Stops everything."""
         self.stop_writing()
+        threads, processes = self._keepers
+        threads.stop.set()
+        processes.ask()
         for group in (self._export, *self._keepers):
-            group.close()
+            group.close(self._left(KEEPERS_S))
+
+    def kill(self) -> None:
+        """Ends all processes at once; threads end with this process."""
+        for processes in (self._writers[1], self._keepers[1]):
+            processes.kill()
+        if self._engine is not None:
+            self._engine.kill()
 
     def __enter__(self) -> Running:
         return self

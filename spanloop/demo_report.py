@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -15,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from spanloop import chart
-from spanloop.consumers.query import Result, opened
-from spanloop.infra.settings import Settings
 
 if TYPE_CHECKING:
+    from spanloop.consumers.query import Result
     from spanloop.demo import DemoConfig
     from spanloop.demo_view import Monitor
+    from spanloop.infra.settings import Settings
 
-Query = Callable[[str], Result]
+Query = Callable[[str], "Result"]
 
 # The version that drew a rollout: that of its first trained token.
 PER_VERSION = """
@@ -59,32 +61,63 @@ FIGURES: dict[str, str] = {
     "groups_without_spread": "SELECT count() FROM v_decisions WHERE reason = 'zero_spread'",
     "dead_letters": "SELECT count() FROM v_dead_letters",
 }
+# Rows that were not trained, by what their rollout's decision says; with those trained they are all rows there are.
 DROPPED = """
-SELECT m.reason AS reason, count() AS rows FROM v_decisions ARRAY JOIN members AS m
-WHERE m.reason IS NOT NULL GROUP BY reason ORDER BY reason
+SELECT if(d.attempt_id = '', 'undecided', coalesce(d.reason, 'unknown')) AS reason,
+       sum(toInt64(t.row_count) - d.trained_rows) AS rows
+FROM v_trajectories AS t
+LEFT JOIN (
+  SELECT assumeNotNull(m.attempt_id) AS attempt_id, m.reason AS reason, m.trained_rows AS trained_rows
+  FROM v_decisions ARRAY JOIN members AS m WHERE m.attempt_id IS NOT NULL
+) AS d ON d.attempt_id = t.attempt_id
+GROUP BY reason HAVING rows > 0 ORDER BY reason
 """
 
 
 def finish(
-    config: DemoConfig, home: Path, settings: Settings, monitor: Monitor, console: Console, *, interrupted: bool
+    config: DemoConfig,
+    home: Path,
+    settings: Settings | None,
+    monitor: Monitor | None,
+    console: Console,
+    *,
+    interrupted: bool,
 ) -> None:
-    """Prints the table and the curve, writes the report, says what to try next."""
-    wall_s = time.monotonic() - monitor.started
+    """Writes the report, prints the table and the curve, says what to try next.
+
+    settings: None = no service came up, so there is nothing to ask; monitor: None = no part did.
+    """
+    if settings is None:
+        return
+    from spanloop.consumers.query import opened
+
     with opened(settings, None) as query:
+        if config.report is not None:
+            save(report(query, config, monitor, interrupted=interrupted), config.report)
+            console.print(f"report: {config.report}", soft_wrap=True)
         if not interrupted:  # drawing takes a second of the five that Ctrl-C promises
             show(query(PER_VERSION), home, config, console)
-        if config.report is not None:
-            figures = report(query, config, monitor, wall_s, interrupted=interrupted)
-            config.report.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
-            console.print(f"report: {config.report}")
         example = query("SELECT rollout_id FROM v_rollouts WHERE final ORDER BY final_reward DESC LIMIT 1").rows
     console.print("\ntry", style="bold")
+    for line in hints(home, example[0][0] if example else "ro-…"):
+        console.print(f"  {line}", soft_wrap=True, highlight=False)
+
+
+def save(figures: dict[str, Any], path: Path | None) -> None:
+    """Writes the report where it was asked for."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+
+
+def hints(home: Path, rollout: str) -> list[str]:
+    """Commands that look into the folder of a run, for a shell."""
+    spanloop, folder = program(), shlex.quote(str(home))
     statement = "select policy_version, count(), avg(output_tokens) from v_calls group by 1 order by 1"
-    spanloop = program()
-    console.print(f'  {spanloop} sql --home {home} "{statement}"', soft_wrap=True, highlight=False)
-    rollout = example[0][0] if example else "ro-…"
-    console.print(f"  {spanloop} show --home {home} {rollout}", soft_wrap=True, highlight=False)
-    console.print(f"  {spanloop} tail --home {home} spans -n 3", soft_wrap=True, highlight=False)
+    return [
+        f'{spanloop} sql --home {folder} "{statement}"',
+        f"{spanloop} show --home {folder} {rollout}",
+        f'{spanloop} tail --home {folder} spans -n 3 --where "spans.call"',
+    ]
 
 
 def program() -> str:
@@ -92,7 +125,7 @@ def program() -> str:
     if shutil.which("spanloop"):
         return "spanloop"
     script = os.path.relpath(sys.argv[0])
-    return "python -m spanloop" if script.endswith("__main__.py") else script
+    return "python -m spanloop" if script.endswith("__main__.py") else shlex.quote(script)
 
 
 def show(result: Result, home: Path, config: DemoConfig, console: Console) -> None:
@@ -112,22 +145,30 @@ def show(result: Result, home: Path, config: DemoConfig, console: Console) -> No
     console.print(f"curve: {home / 'reward.png'}", soft_wrap=True)
 
 
-def report(query: Query, config: DemoConfig, monitor: Monitor, wall_s: float, *, interrupted: bool) -> dict[str, Any]:
-    """The figures of `--report`, each with the SQL that gave it; what no SQL can give says how it was measured."""
-    dropped = {str(reason): int(rows) for reason, rows in query(DROPPED).rows}
-    found = {name: query(statement).rows[0][0] for name, statement in FIGURES.items()}
+def report(query: Query | None, config: DemoConfig, monitor: Monitor | None, *, interrupted: bool) -> dict[str, Any]:
+    """The figures of `--report`, each with the SQL that gave it; what no SQL can give says how it was measured.
+
+    null = there was nothing to count, or to ask, when the run was interrupted.
+    """
+    lag: dict[str, int] = {} if monitor is None else monitor.max_lag
     return {
         "seed": config.seed,
         "control": config.control,
         "interrupted": interrupted,
-        "wall_s": round(wall_s, 2),
-        **found,
-        "rows_dropped": dropped,
-        "max_consumer_lag": max(monitor.max_lag.values()),
-        "max_consumer_lag_by_group": monitor.max_lag,
+        "wall_s": None if monitor is None else round(time.monotonic() - monitor.started, 2),
+        **{name: None if query is None else figure(query, statement) for name, statement in FIGURES.items()},
+        "rows_dropped": None if query is None else {str(reason): int(rows) for reason, rows in query(DROPPED).rows},
+        "max_consumer_lag": max(lag.values(), default=None),
+        "max_consumer_lag_by_group": lag,
         "sql": {**FIGURES, "rows_dropped": " ".join(DROPPED.split())},
         "measured": {
             "wall_s": "from the first task on; making the policy and starting services are not in it",
             "max_consumer_lag": "end offsets minus committed offsets of each consumer group, sampled every 2 s",
         },
     }
+
+
+def figure(query: Query, statement: str) -> Any:
+    """The one value of a statement; what is no number, as a mean over nothing, is null, for JSON has no NaN."""
+    value = query(statement).rows[0][0]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 from rich.text import Text
 
 from spanloop.infra.groups import GROUPS
@@ -24,6 +27,7 @@ from spanloop.schemas.topics import DEAD_LETTERS, DECISIONS, RESOURCES, TRAJECTO
 
 WINDOW = 100
 LAG_EVERY_S = 2.0
+STOP_TIMEOUT_S = 5.0
 
 
 class Monitor:
@@ -71,11 +75,14 @@ class Monitor:
             time.sleep(0.1)
         return True
 
-    def close(self) -> None:
-        """Stops following."""
+    def close(self, within_s: float | None = None) -> None:
+        """Stops following. What has not stopped `within_s` is left to end with this process."""
         self._stop.set()
+        deadline = time.monotonic() + (STOP_TIMEOUT_S if within_s is None else within_s)
         for thread in self._threads:
-            thread.join(3.0)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return
         self._reader.close()
         self._registry.close()
         for lag in self._lags.values():
@@ -125,6 +132,7 @@ class View:
     """The live lines: a progress bar, and the figures under it."""
 
     def __init__(self, console: Console, monitor: Monitor, total: int) -> None:
+        self._console = console
         self._monitor = monitor
         self._progress = Progress(
             TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
@@ -149,11 +157,35 @@ class View:
         return Group(self._progress, Text(figures))
 
     def __enter__(self) -> View:
-        self._live.__enter__()
+        try:
+            self._live.start(refresh=True)
+        except BaseException:
+            stop(self._console, self._live)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.update()
-        self._live.__exit__(kind, error, trace)
+        stop(self._console, self._live)
+        if not self._console.is_terminal:  # there the last lines have no end
+            self._console.line()
+
+
+@contextmanager
+def waiting(console: Console, what: str) -> Generator[None]:
+    """A spinner for as long as something takes."""
+    status = console.status(what)
+    try:
+        status.start()
+        yield
+    finally:
+        stop(console, status)
+
+
+def stop(console: Console, shown: Live | Status) -> None:
+    """Leaves the terminal as it was, also where what is shown was cut short while it started."""
+    with suppress(IndexError):  # it had not taken its place among what is live
+        shown.stop()
+    console.show_cursor(True)

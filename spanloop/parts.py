@@ -52,13 +52,16 @@ class Threads:
             name, error = self._failure
             raise PartFailed(f"{name} failed: {type(error).__name__}: {error}") from error
 
-    def close(self) -> None:
-        """Stops all parts and waits for them, the last started first to be waited for."""
+    def close(self, within_s: float | None = None) -> None:
+        """Stops all parts and waits for them, the last started first to be waited for.
+
+        Those that have not stopped `within_s` are left behind, without a word where it is given: this process ends too.
+        """
         self.stop.set()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
+        deadline = time.monotonic() + (STOP_TIMEOUT_S if within_s is None else within_s)
         for thread in reversed(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
+            if thread.is_alive() and within_s is None:
                 log.warning("%s did not stop within %g s", thread.name, STOP_TIMEOUT_S)
 
     def _run(self, name: str, part: Part) -> None:
@@ -111,20 +114,27 @@ class Processes:
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
 
-    def close(self) -> None:
-        """Ends all processes, and those that do not go, by force."""
+    def close(self, within_s: float | None = None) -> None:
+        """Ends all processes, and by force those that have not ended `within_s`, without a word where it is given."""
         self.ask()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for name, child, output in self._children:
+        deadline = time.monotonic() + (STOP_TIMEOUT_S if within_s is None else within_s)
+        for name, child, _ in self._children:
             try:
-                child.wait(max(0.1, deadline - time.monotonic()))
+                child.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                log.warning("%s did not stop within %g s and was killed", name, STOP_TIMEOUT_S)
+                if within_s is None:
+                    log.warning("%s did not stop within %g s and was killed", name, STOP_TIMEOUT_S)
                 child.kill()
-                child.wait()
+        for _, child, output in self._children:
+            child.wait()
             if child.stdin is not None:
                 child.stdin.close()
             output.close()
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        for _, child, _ in self._children:
+            child.kill()
 
     def __enter__(self) -> Processes:
         return self

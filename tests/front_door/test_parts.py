@@ -93,6 +93,22 @@ def test_a_thread_that_does_not_stop_is_named_and_left_behind(
     assert [record.getMessage() for record in caplog.records] == ["stays did not stop within 0.05 s"]
 
 
+def test_parts_that_are_given_a_limit_are_left_or_killed_at_it_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads, stays = Threads(), Stays()
+    threads.start("stays", stays)
+    threads.close(0.0)
+    processes = Processes(unreachable(tmp_path), tmp_path / "logs")
+    processes.start("topics", ["topics"])
+    processes.kill()
+    processes.close(0.0)
+    stays.free.set()
+    assert not caplog.records
+    with pytest.raises(PartFailed, match="ended with status -9"):
+        processes.check()
+
+
 def test_an_error_made_on_purpose_is_told_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     for error, logged in ((Unavailable("no broker"), 0), (ZeroDivisionError(), 1)):
         threads = Threads()
