@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 # Which distribution log-probs are of: before the temperature, or the one drawn from.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 BEAT_S = 1.0
+PUBLISH_S = 30.0  # a trainer that is starting has published its first version by then
 # No integer: tokens stamped with it have no version, and are never trained.
 UNVERIFIED = "unverified"
 
@@ -78,6 +79,8 @@ class LoaderService:
         self._changed = threading.Event()  # wakes the heartbeat
         self._look_at_s = 0.0
         self._looked = False
+        self._published_by_s = 0.0
+        self._told_of_none = False
         self.loads = 0
         self.refused = 0
 
@@ -100,6 +103,7 @@ class LoaderService:
             inbox = LoaderLog(reader, Taking(Decoder(registry), quarantine, stop), self._lease, self._versions)
             inbox.catch_up(stop)
             self._claim(producer, inbox, stop)
+            self._published_by_s = self._clock.steady_s() + PUBLISH_S
             ended = threading.Event()
             beats = threading.Thread(target=self._beat, args=(producer, ended), name=f"{self._name}-beats")
             beats.start()
@@ -144,6 +148,8 @@ class LoaderService:
         """Looks after the engine once a second, and loads what is wanted."""
         if self._clock.steady_s() >= self._look_at_s:
             self._look(engine)
+        if self._versions.newest is None:
+            self._tell_of_none()
         if not self._reachable:
             return
         wanted = self._versions.wanted(self._held)
@@ -152,6 +158,17 @@ class LoaderService:
         elif self._held is None and self._served is not None:
             self._say(None)
             log.critical("engine %s stays paused: policy %r has no good version", self._url, self._policy)
+
+    def _tell_of_none(self) -> None:
+        if self._told_of_none or self._clock.steady_s() < self._published_by_s:
+            return
+        self._told_of_none = True
+        log.warning(
+            "engine %s answers nobody before a first version of policy %r is published, as a trainer does at once; "
+            "for a model that is not trained give the gateway this address as its upstream",
+            self._url,
+            self._policy,
+        )
 
     def _look(self, engine: EngineClient) -> None:
         """Whether the engine is there, and still has what was loaded: one that was restarted has not."""

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from waiting import until
 
+from spanloop.infra.clock import SystemClock
 from spanloop.infra.http_server import App, HttpThread
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import Unavailable
@@ -109,6 +110,22 @@ def test_a_loader_waits_for_what_does_not_answer_as_an_engine_and_says_so_once(
         time.sleep(2 * BEAT_S)  # it asks again
         assert not ended.done()
     assert caplog.text.count(f"/weight_info: {status} no") == 1
+
+
+class Hurried(SystemClock):
+    """A clock on which a minute passes in a second."""
+
+    def steady_s(self) -> float:
+        return 60 * super().steady_s()
+
+
+def test_a_loader_without_any_version_to_load_says_once_what_is_missing(
+    embedded_settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(LoaderService(embedded_settings, "http://127.0.0.1:9", "policy", clock=Hurried())):
+        until(lambda: "before a first version of policy 'policy' is published" in caplog.text, "a warning")
+        time.sleep(1.0)  # another minute
+    assert caplog.text.count("before a first version") == 1
 
 
 @pytest.mark.parametrize(("says", "told"), [({}, "raw_logprobs"), ({"logprobs_mode": "processed_logprobs"}, None)])
