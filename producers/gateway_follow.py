@@ -41,12 +41,18 @@ class Follower:
         self._clock = clock or SystemClock()
         self._registry = connect(settings)
         self._reader = Reader(settings, "gateway")
+        # Of one transaction a worker may see its assignment before we see the attempt: partitions are told of its end
+        # one after the other, and one whose leader has died much later. So an open one is waited for.
+        self._ends = Reader(settings, "gateway", isolation="read_uncommitted")
         self._lock = threading.Lock()
         self._waiting: list[Future[None]] = []
         self._ended = False
 
     async def caught_up(self) -> None:
-        """Returns once everything that was in `attempts` when it was called has been read. Raises Unavailable."""
+        """Returns once everything that was in `attempts` when it was called has been read, open transactions too.
+
+        Raises Unavailable.
+        """
         await asyncio.wrap_future(self.ask())
 
     def ask(self) -> Future[None]:
@@ -71,6 +77,7 @@ class Follower:
         finally:
             self._give_up(Unavailable("the gateway is stopping"))
             self._reader.close()
+            self._ends.close()
             self._registry.close()
 
     def _start(self) -> None:
@@ -85,7 +92,7 @@ class Follower:
             return
         failure = None
         try:
-            end = {(ATTEMPTS.name, 0): self._reader.watermarks((ATTEMPTS.name, 0))[1]}
+            end = {(ATTEMPTS.name, 0): self._ends.watermarks((ATTEMPTS.name, 0))[1]}
             while not self._reader.reached(end):
                 if taking.stop.is_set():
                     raise Unavailable("the gateway is stopping")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import TimeoutError
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import Producer as KafkaProducer
+from in_thread import in_thread
 
 from spanloop.infra.kafka import Message
-from spanloop.infra.producer import Producer
+from spanloop.infra.producer import Producer, producer_config
 from spanloop.infra.quarantine import Quarantine
+from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.producers import gateway_follow
 from spanloop.producers.gateway_attempts import Attempts
@@ -17,6 +22,9 @@ from spanloop.producers.gateway_engines import Engines
 from spanloop.producers.gateway_follow import Follower
 from spanloop.producers.gateway_policy import GatewayPolicy
 from spanloop.schemas.errors import DataLost, SpanloopError, Unavailable
+from spanloop.schemas.records import Attempt
+from spanloop.schemas.serde import encode_body, frame, schema_json
+from spanloop.schemas.topics import ATTEMPTS
 
 WAIT_S = 30.0
 
@@ -52,7 +60,7 @@ class Reads:
 
 
 def follower(trouble: SpanloopError, monkeypatch: pytest.MonkeyPatch) -> Follower:
-    def reads(_: Settings, __: str) -> Reads:
+    def reads(_: Settings, __: str, **___: object) -> Reads:
         return Reads(trouble)
 
     monkeypatch.setattr(gateway_follow, "Reader", reads)
@@ -85,3 +93,27 @@ def test_a_follower_that_cannot_read_for_a_while_tells_those_who_wait_and_goes_o
     stop.set()
     thread.join(WAIT_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.kafka
+def test_who_asks_of_an_attempt_in_an_open_transaction_waits_for_its_end(kafka_settings: Settings) -> None:
+    """Its assignment may be readable by then: partitions are told one after the other that it is committed."""
+    settings = kafka_settings
+    controller = KafkaProducer(producer_config(settings, "controller", f"{settings.prefix}-controller"))
+    controller.init_transactions(WAIT_S)
+    with closing(Registry(settings.registry_url)) as registry:
+        schema_id = registry.register(ATTEMPTS.subject(settings.prefix), schema_json(Attempt))
+    attempts, engines = Attempts(), Engines(GatewayPolicy())
+    found = Follower(settings, attempts, engines, Quarantine(cast("Producer", None), "gateway", 0))
+    with in_thread(found, WAIT_S):
+        found.ask().result(WAIT_S)
+        controller.begin_transaction()
+        value = frame(schema_id, encode_body(Attempt("ro-1", "at-1", "preparing")))
+        controller.produce(ATTEMPTS.full(settings.prefix), value, b"ro-1")
+        controller.flush(WAIT_S)
+        asked = found.ask()
+        with pytest.raises(TimeoutError):
+            asked.result(0.5)
+        controller.commit_transaction(WAIT_S)
+        asked.result(WAIT_S)
+        assert attempts.liveness("ro-1", "at-1") == "live"
