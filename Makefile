@@ -18,8 +18,9 @@ demo: $(VENV)/ready ## train an agent through the whole loop, here, in minutes (
 test: $(VENV)/ready ## run the tests (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
 
-faults: $(VENV)/ready ## every fault on the running loop, an audit after each; half an hour (ARGS="-k broker")
-	@$(BIN)/python -m pytest tests/faults/every_fault.py $(ARGS)
+# Of test_faults.py every_fault.py has all, for longer.
+faults: $(VENV)/ready ## every fault there is, an audit after each; half an hour (ARGS="-k broker")
+	@$(BIN)/python -m pytest tests/faults -o python_files="test_*.py every_fault.py" --ignore tests/faults/test_faults.py $(ARGS)
 
 chaos: $(VENV)/ready ## random faults while 5,000 rollouts flow, then the audit (MINUTES=10 SEED=7)
 	@PYTHONPATH=tests $(BIN)/python -m faults --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
