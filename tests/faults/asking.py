@@ -46,7 +46,8 @@ class Members:
 
     def _settled(self) -> bool:
         self._before = self._now()
-        return len(self._before) == sum(name.startswith(f"{self._name}-") for name in self._rig.parts.running())
+        parts = self._rig.parts
+        return len(self._before) == sum(parts.children[name].kind == self._name for name in parts.running())
 
     def _now(self) -> frozenset[str]:
         """None while they are given their partitions, or nobody can tell."""

@@ -61,6 +61,7 @@ def outsized(rig: Rig) -> None:
 
 def twice(rig: Rig) -> None:
     """Two producers send every task, and what was said lately is said again."""
+    rig.flow.sent_twice.clear()
     rig.flow.twice = True
     inputs.repeat(rig.settings)
 

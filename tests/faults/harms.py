@@ -19,7 +19,7 @@ NO_REGISTRY = "cannot be reached"
 # A later reward for so many rollouts that are done.
 LATE = 20
 ALL_THAT_START = ("controller-a", "assembler-a", "gateway", "worker-a", "sink-a")
-ALL_THAT_READ = ("assembler-a", "assembler-b", "sink-a")
+READ_REWARDS = {"assembler", "sink"}
 SHIFTED = ("worker-ahead", "worker-behind")
 
 
@@ -109,7 +109,7 @@ def replaced(killed: str, by: str) -> Harm:
 
     def harm(rig: Rig) -> None:
         _there(rig, killed)
-        group = Members(rig, killed.partition("-")[0])
+        group = Members(rig, rig.parts.children[killed].kind)
         rig.parts.start(by)
         rig.parts.kill9(killed)
         group.changed(come=1, gone=1)
@@ -132,7 +132,7 @@ def frozen(name: str, by: str | None = None) -> Harm:
 
     def harm(rig: Rig) -> None:
         _there(rig, name)
-        group = Members(rig, name.partition("-")[0])
+        group = Members(rig, rig.parts.children[name].kind)
         if by is not None:
             rig.parts.start(by)
         rig.parts.freeze(name)
@@ -190,16 +190,15 @@ def registry_away_for_a_new_schema(rig: Rig) -> None:
 
     rig.wait(some_done, "a rollout that is done")
     schema_id = inputs.newer(rig.settings)
-    children = [rig.parts.children[name] for name in ALL_THAT_READ]
-    at = {child.name: child.log.stat().st_size for child in children}
+    children = [c for c in rig.parts.children.values() if c.kind in READ_REWARDS]
+    at = {child.name: child.log_size for child in children}
     rig.registry.shut()
     inputs.late_rewards(rig.settings, schema_id, done)
 
     def missed() -> bool:
-        told = {c.name.partition("-")[0] for c in children if NO_REGISTRY in c.said_since(at[c.name])}
-        return told == {"assembler", "sink"}
+        return {c.kind for c in children if NO_REGISTRY in c.said_since(at[c.name])} == READ_REWARDS
 
-    rig.wait(missed, "assembler and sink to miss the registry")
+    rig.wait(missed, f"{sorted(READ_REWARDS)} to miss the registry")
 
 
 def registry_back(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
 from spanloop.schemas import ids
-from spanloop.schemas.records import Batch, DeadLetter, Decision, Resource, Reward, Task, Worker
+from spanloop.schemas.records import Assignment, Batch, DeadLetter, Decision, Resource, Reward, Task, Worker
 from spanloop.schemas.serde import encode_body, frame, schema_json
 from spanloop.schemas.topics import REWARDS, SPANS, TASKS, TOPICS, Record, Topic
 
@@ -26,6 +26,7 @@ from .seen import FILLER, Fed
 
 FLUSH_S = 60.0
 UNKNOWN_ID = 999_999_999
+POISON_KEY = b"poison"
 # SP-22: three random bytes; the right magic byte and a schema id that nobody knows; JSON.
 POISON = (b"\x93\xf1\x07", frame(UNKNOWN_ID, b"body"), b'{"rollout_id": "ro-1"}')
 # Who reads every record of each topic, under the name in its dead letters. Others read some only when they start; a
@@ -53,7 +54,7 @@ class Raw:
         self._settings = settings
         self._producer = KafkaProducer(config | {"partitioner": "murmur2_random"})
 
-    def put(self, topic: Topic, values: Iterable[bytes], key: bytes = b"poison") -> list[tuple[str, int, int]]:
+    def put(self, topic: Topic, values: Iterable[bytes], key: bytes = POISON_KEY) -> list[tuple[str, int, int]]:
         """Writes values under one key; where each of them lies. Raises KafkaException."""
         return self.copy(topic, [(key, value) for value in values])
 
@@ -97,7 +98,7 @@ def repeat(settings: Settings) -> None:
             reader.assign({at: max(0, end - PARROT_RECORDS) for at, end in ends.items()})
             again: list[tuple[bytes | None, bytes | None]] = []
             while not reader.reached(ends):
-                again += [(m.key, m.value) for m in reader.poll(1000, 0.2) if m.key != b"poison"]
+                again += [(m.key, m.value) for m in reader.poll(1000, 0.2) if m.key != POISON_KEY]
             raw.copy(topic, again)
 
 
@@ -112,6 +113,7 @@ def fill(settings: Settings, numbers: Iterable[int]) -> None:
 def _fillers(i: int) -> tuple[Record, ...]:
     group = f"{FILLER}-{i}"
     return (
+        Assignment(POISON_KEY.decode(), group, "cancel"),  # beside the poison: real ones have few keys
         Worker(FILLER, FILLER, alive=False),
         Batch(FILLER, i, 0),
         Decision(FILLER, 0, FILLER, group, outcome="dropped"),

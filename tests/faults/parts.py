@@ -46,6 +46,16 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     @property
+    def kind(self) -> str:
+        """What it is one of."""
+        return self.name.partition("-")[0]
+
+    @property
+    def log_size(self) -> int:
+        """Bytes it has said."""
+        return self.log.stat().st_size if self.log.exists() else 0
+
+    @property
     def number(self) -> int:
         """Its process; 0 = none yet."""
         return 0 if self.process is None else self.process.pid
@@ -58,6 +68,8 @@ class Child:
 
     def said_since(self, at: int) -> str:
         """What it said from a place in its log on."""
+        if not self.log_size:
+            return ""
         with self.log.open("rb") as log:
             log.seek(at)
             return log.read().decode("utf-8", "replace")
@@ -120,7 +132,7 @@ class Parts:
     def _start(self, child: Child) -> None:
         self._close_output(child)
         child.output = child.log.open("ab")
-        child.began_at = child.log.stat().st_size
+        child.began_at = child.log_size
         child.process = subprocess.Popen(
             child.command, stdout=child.output, stderr=subprocess.STDOUT, env={**os.environ, **self.environment},
             start_new_session=True,
