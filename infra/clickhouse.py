@@ -48,6 +48,8 @@ def connect(settings: Settings, *, readonly: bool = False, timeout_s: int = READ
     url = urlsplit(settings.clickhouse_url)
     if not url.hostname:
         raise ConfigError("clickhouse_url is not set (SPANLOOP_CLICKHOUSE_URL; `spanloop up` prints one)")
+    if url.path.strip("/") or url.query:
+        raise ConfigError("clickhouse_url has a path or a query, expected http://user:password@host:port and no more")
     logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # its warnings repeat the exceptions it raises
     where = f"{url.hostname}:{_port(url)}"
     try:

@@ -40,6 +40,7 @@ def _lower(value: object) -> object:
 
 def _http(value: str) -> str:
     """Nothing of it is told: it may hold a password."""
+    value = value.strip()  # a line end from a file of variables
     try:
         parts = urlsplit(value)
         reachable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

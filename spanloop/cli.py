@@ -21,9 +21,9 @@ from spanloop.schemas.errors import ConfigError, SpanloopError
 VERBOSE = "spanloop.verbose"
 
 
-def width_of(stream: TextIO) -> int | None:
+def width_of(stream: TextIO | None) -> int | None:
     """Columns for a console; None = the terminal's. Whatever reads a pipe or a file wants lines whole."""
-    return None if stream.isatty() or "COLUMNS" in os.environ else 100_000
+    return None if stream is None or stream.isatty() or "COLUMNS" in os.environ else 100_000
 
 
 app = typer.Typer(

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from spanloop.consumers.query import Result
 
 
+# Every row is as wide as the widest, and where nothing is a terminal there is no other bound.
+TABLE_WIDTH = 400
+
+
 @app.command()
 def topics(context: typer.Context) -> None:
     """List the topics: what each carries, how it is keyed and kept."""
@@ -94,4 +98,4 @@ def show_table(result: Result) -> None:
     table = Table(*result.columns)
     for row in result.rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
-    out.print(table)
+    out.print(table, width=min(out.width, TABLE_WIDTH))

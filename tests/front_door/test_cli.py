@@ -281,13 +281,3 @@ def test_every_command_is_known_to_need_a_broker_or_not() -> None:
 
 def test_the_wait_for_a_broker_leaves_time_to_say_so_within_ten_seconds() -> None:  # UX-1
     assert cli.BROKER_PATIENCE_S <= 6
-
-
-def test_what_is_piped_keeps_its_lines_whole_and_says_what_an_encoding_lacks() -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "spanloop", "--prefix", "p" * 90 + "é", "topics"],
-        capture_output=True, text=True, check=True,
-        env={name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
-    assert "p" * 90 + "\\xe9-tasks" in child.stdout
-    assert len(child.stdout.splitlines()) < 2 * len(TOPICS)

@@ -98,6 +98,12 @@ def test_a_refused_user_is_a_matter_of_settings_and_its_password_is_not_told() -
             server.shutdown()
 
 
+@pytest.mark.parametrize("rest", ["/sub", "?database=x"])
+def test_a_part_of_the_address_that_would_count_for_nothing_is_refused(rest: str) -> None:
+    with pytest.raises(ConfigError, match="clickhouse_url has a path or a query"):
+        connect(Settings(clickhouse_url=f"http://127.0.0.1:9{rest}"))
+
+
 def test_a_user_without_the_rights_for_tables_is_a_matter_of_settings(clickhouse_url: str) -> None:
     client = connect(Settings(clickhouse_url=clickhouse_url), readonly=True)
     with pytest.raises(ConfigError, match=r"refuses: .*497.*; see clickhouse_url, its user's rights too"):

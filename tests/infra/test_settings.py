@@ -110,6 +110,11 @@ def test_what_is_no_url_is_refused_and_not_told_for_its_password(name: str, url:
     assert "secret" not in str(said.value)
 
 
+def test_white_space_around_a_url_is_not_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPANLOOP_REGISTRY_URL", " http://host:1\r\n")
+    assert Settings().registry_url == "http://host:1"
+
+
 def test_a_settings_file_that_cannot_be_read_is_named(folder: Path) -> None:
     (folder / "spanloop.toml").symlink_to("/proc/self/mem")  # not even root reads its first bytes
     with pytest.raises(ConfigError, match=r"settings cannot be read from .*spanloop\.toml"):
