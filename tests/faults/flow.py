@@ -10,11 +10,12 @@ from spanloop.infra.kafka import Reader
 from spanloop.infra.producer import Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
+from spanloop.infra.taking import Taking
 from spanloop.schemas import ids
-from spanloop.schemas.errors import SpanloopError
+from spanloop.schemas.errors import SpanloopError, Unavailable
 from spanloop.schemas.records import Batch, Decision, Limits, Rollout, Task
 from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import BATCHES, DECISIONS, ROLLOUTS, TOPICS
+from spanloop.schemas.topics import BATCHES, DECISIONS, ROLLOUTS, Record
 
 from .seen import Fed
 
@@ -59,12 +60,14 @@ class Flow:
         return self._wanted - self._sent
 
     def done(self) -> int:
-        """Rollouts of this flow that ended."""
+        """Rollouts of this flow that ended. Raises what stopped its watch."""
+        self.watch.check()
         return len(self._fed.tasks.keys() & self.watch.finished)
 
     def missing(self) -> list[str]:
-        """What was fed and has not ended, or was not trained and decided, or was not yet fed."""
+        """What was fed and has not ended, or was not trained and decided, or was not yet fed. Raises as `done` does."""
         watch = self.watch
+        watch.check()
         # lists: the feeder goes on meanwhile
         rollouts = [r for r in list(self._fed.tasks) if r not in watch.finished]
         groups = [g for g in list(self._fed.groups) if g not in watch.trained or g not in watch.decided]
@@ -122,11 +125,12 @@ class Watch:
         self.finished: set[str] = set()
         self.trained: set[str] = set()
         self.decided: set[str] = set()
+        self.failure: SpanloopError | None = None  # why it watches no more
         self._registry = Registry(settings.registry_url)
-        self._decoder = Decoder(self._registry)
         self._reader = Reader(settings, "faults-watch")
         self._reader.assign_topics([ROLLOUTS, BATCHES, DECISIONS])
         self._stop = threading.Event()
+        self._taking = Taking(Decoder(self._registry), None, self._stop)  # poison is passed over
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -137,23 +141,28 @@ class Watch:
         self._reader.close()
         self._registry.close()
 
+    def check(self) -> None:
+        """Raises what stopped it."""
+        if self.failure is not None:
+            raise self.failure
+
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 messages = self._reader.poll(1000, POLL_S)
-            except SpanloopError:  # the broker is away, on purpose
+            except Unavailable:  # the broker is away, on purpose
                 self._stop.wait(POLL_S)
                 continue
+            except SpanloopError as error:
+                self.failure = error
+                return
             for m in messages:
-                try:
-                    record = (
-                        None if m.value is None else self._decoder.decode_topic(TOPICS[m.topic], m.value, m.headers)
-                    )
-                except SpanloopError:  # poison
-                    continue
-                if isinstance(record, Rollout) and record.final:
-                    self.finished.add(record.rollout_id)
-                elif isinstance(record, Batch):
-                    self.trained.update(record.groups)
-                elif isinstance(record, Decision):
-                    self.decided.add(record.group_id)
+                self._note(self._taking.record(m))
+
+    def _note(self, record: Record | None) -> None:
+        if isinstance(record, Rollout) and record.final:
+            self.finished.add(record.rollout_id)
+        elif isinstance(record, Batch):
+            self.trained.update(record.groups)
+        elif isinstance(record, Decision):
+            self.decided.add(record.group_id)
