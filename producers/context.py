@@ -35,7 +35,7 @@ class Unended(Protocol):
     """A span that was started and has not ended."""
 
     def so_far(self) -> Span | None:
-        """The span without an end; null = it cannot be told."""
+        """The span without an end; null = it cannot be told, or has ended meanwhile and is told by that."""
         ...
 
 
@@ -79,12 +79,16 @@ class Ambient(Protocol):
         """Span id of the innermost open span of `scope`; null = none."""
         ...
 
+    def here(self) -> object:
+        """What `leave` needs to come back to where the running code is now."""
+        ...
+
     def enter(self, scope: Scope, span_id: str) -> object:
-        """Makes a span the innermost one; returns what `leave` needs."""
+        """Makes a span the innermost one; returns what was `here` before."""
         ...
 
     def leave(self, token: object) -> None:
-        """Puts back what was there before `enter`."""
+        """Puts back what `here` or `enter` has returned."""
         ...
 
 
@@ -101,8 +105,11 @@ class LocalAmbient:
         found = _open.get()
         return found[1] if found is not None and found[0] is scope else None
 
+    def here(self) -> object:
+        return _open.get()
+
     def enter(self, scope: Scope, span_id: str) -> object:
-        before = _open.get()
+        before = self.here()
         _open.set((scope, span_id))
         return before
 
@@ -210,6 +217,40 @@ class OpenSpan:
 
 
 _OUTSIDE = object()
+
+
+class Steps:
+    """`OpenSpan` for a body that stops and goes on: each exit puts the outside back, the next entry what was inside."""
+
+    __slots__ = ("_inside", "_outside", "_span")
+
+    def __init__(self, span_id: str, agent: str | None = None) -> None:
+        self._span = OpenSpan(span_id, agent)
+        self._inside: _Place | None = None  # null = not entered yet
+        self._outside = _place()
+
+    def __enter__(self) -> None:
+        self._outside = _place()
+        if self._inside is None:
+            self._span.__enter__()
+        else:
+            _go_to(self._inside)
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = _place()
+        _go_to(self._outside)
+
+
+_Place = tuple[object, tuple[str, ...]]  # the open span as `Ambient.here` tells it, the agent path
+
+
+def _place() -> _Place:
+    return _State.ambient.here(), _agents.get()
+
+
+def _go_to(place: _Place) -> None:
+    _State.ambient.leave(place[0])
+    _agents.set(place[1])
 
 
 def note_call(span_id: str) -> None:

@@ -16,6 +16,7 @@ import functools
 import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, TypeVar, cast, overload
 
@@ -41,6 +42,7 @@ class Operation:
         self._scope: context.Scope | None = None
         self._inside: context.OpenSpan | None = None
         self._handed_on = False  # it goes on in the coroutine or the generator that the call has returned
+        self._over = False
 
     def set_input(self, *args: object, **kwargs: object) -> None:
         """What the operation works on: arguments by position and by name."""
@@ -106,18 +108,24 @@ class Operation:
         """Makes it the parent of what the block emits."""
         return context.OpenSpan(self.span_id, self._agent)
 
+    def steps(self) -> AbstractContextManager[None]:
+        """The same for a generator's body, entered for each of its steps."""
+        return nullcontext() if self._scope is None else context.Steps(self.span_id, self._agent)
+
     def end(self, error: BaseException | None) -> None:
         """It is over; closing a generator early is no error."""
         if self._scope is None:
             return
         self._scope.unended.pop(self.span_id, None)
         if not self._handed_on:
+            self._over = True  # before it takes its sequence, see so_far
             failed = None if isinstance(error, GeneratorExit) else error
             self._scope.sink.span(self._span(self._scope, time.time_ns(), failed))
 
     def so_far(self) -> Span | None:
         """See `context.Unended`."""
-        return None if self._scope is None else self._span(self._scope, None, None)
+        span = None if self._scope is None else self._span(self._scope, None, None)
+        return None if self._over else span  # what ends from here on takes a later sequence, and counts
 
     def __enter__(self) -> Operation:
         self.begin()
@@ -191,16 +199,17 @@ async def _awaited(op: Operation, coroutine: Awaitable[Any]) -> Any:
 
 def _generator(op: Operation, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     op.begin()
+    inside = op.steps()
     step: Any = body.send
     given: Any = None
     try:
         while True:
-            with op.within():
+            with inside:
                 made = step(given)
             try:
                 step, given = body.send, (yield made)
             except GeneratorExit:
-                with op.within():
+                with inside:
                     body.close()
                 raise
             except BaseException as error:  # noqa: BLE001 - what the consumer throws is the body's to handle
@@ -217,16 +226,17 @@ def _generator(op: Operation, body: Generator[Any, Any, Any]) -> Generator[Any, 
 
 async def _async_generator(op: Operation, body: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
     op.begin()
+    inside = op.steps()
     step: Any = body.asend
     given: Any = None
     try:
         while True:
-            with op.within():
+            with inside:
                 made = await step(given)
             try:
                 step, given = body.asend, (yield made)
             except GeneratorExit:
-                with op.within():
+                with inside:
                     await body.aclose()
                 raise
             except BaseException as error:  # noqa: BLE001 - as above

@@ -156,24 +156,28 @@ class OtelAmbient:
         mine = trace.format_trace_id(found.trace_id) == scope.trace_id or _processor.owner(found.span_id) is scope
         return trace.format_span_id(found.span_id) if mine else None
 
+    def here(self) -> object:
+        return otel.get_current(), _own.get()
+
     def enter(self, scope: Scope, span_id: str) -> object:
-        before = otel.get_current(), _own.get()
+        before = self.here()
         parent = SpanContext(int(scope.trace_id, 16), int(span_id, 16), False, SAMPLED)
-        here = trace.set_span_in_context(NonRecordingSpan(parent), before[0])
+        here = trace.set_span_in_context(NonRecordingSpan(parent))
         otel.attach(here)
         _own.set((here, scope, span_id))
         return before
 
     def leave(self, token: object) -> None:
         # attach, not detach: a generator may be closed in another context than the one it was started in
-        context_before, own_before = cast("tuple[otel.Context, _Own | None]", token)
-        otel.attach(context_before)
-        _own.set(own_before)
+        found, own = cast("tuple[otel.Context, _Own | None]", token)
+        otel.attach(found)
+        _own.set(own)
 
 
 def convert(span: ReadableSpan, scope: Scope) -> Span:
     """An OpenTelemetry span as our record, numbered in its attempt's sequence."""
     own, at = span.get_span_context() or INVALID_SPAN_CONTEXT, span.instrumentation_scope
+    start_ns = _ns(span.start_time, 0)
     attributes, over = attrs.encode(span.attributes)
     events, events_over = attrs.encode_list(_events(span.events))
     links, links_over = attrs.encode_list(_links(span.links))
@@ -181,14 +185,14 @@ def convert(span: ReadableSpan, scope: Scope) -> Span:
         trace_id=trace.format_trace_id(own.trace_id),
         span_id=trace.format_span_id(own.span_id),
         name=_text(span.name),
-        start_ns=_ns(span.start_time) or 0,
+        start_ns=start_ns,
         parent_span_id=trace.format_span_id(span.parent.span_id) if span.parent else None,
         trace_state=own.trace_state.to_header(),
         sequence=scope.sequence(),
         kind=KINDS.get(span.kind, "internal"),
         scope_name=_text(at.name if at else None),
         scope_version=_text(at.version if at else None),
-        end_ns=_ns(span.end_time),
+        end_ns=None if span.end_time is None else _ns(span.end_time, start_ns),
         status=STATUSES.get(span.status.status_code, "unset"),
         status_message=_text(span.status.description, MAX_MESSAGE_BYTES),
         attributes=attributes,
@@ -207,14 +211,15 @@ def _text(value: object, limit: int = MAX_NAME_BYTES) -> str:
     return "" if value is None else attrs.text_of(value, limit)
 
 
-def _ns(value: object) -> int | None:
-    """A time, which callers give as a float, too; what is none is 0, and what 64 bits do not hold their limit."""
-    if value is None:
-        return None
+def _ns(value: object, unreadable: int) -> int:
+    """A time, which callers give as a float, too; what 64 bits do not hold, infinity included, is their limit."""
+    number = cast("float", value)
     try:
-        return max(-MAX_NS - 1, min(MAX_NS, int(cast("float", value))))
-    except (ValueError, TypeError, OverflowError):
-        return 0
+        return max(-MAX_NS - 1, min(MAX_NS, int(number)))
+    except OverflowError:
+        return MAX_NS if number > 0 else -MAX_NS - 1
+    except (ValueError, TypeError):
+        return unreadable
 
 
 def _call(attributes: Mapping[str, object] | None) -> ModelCall | None:

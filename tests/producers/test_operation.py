@@ -1,15 +1,13 @@
 import asyncio
-import contextlib
 import functools
 import json
 import random
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from spanloop.producers import context, emit_message, operation, record
-from spanloop.producers.recording import Recorded
 from spanloop.schemas import semconv
 from spanloop.schemas.records import Span
 
@@ -80,108 +78,6 @@ def test_a_decorated_coroutine_is_a_span_per_call() -> None:
         assert asyncio.run(main()) == [0, 1, 2, 3]
     assert len({s.span_id for s in seen.spans}) == 4
     assert {facts(s)[semconv.AGENT] for s in seen.spans} == {"finder"}
-
-
-@operation
-def count(n: int) -> Generator[int, str, str]:
-    for i in range(n):
-        emit_message(f"in {i}")
-        yield i
-    return "done"
-
-
-@operation
-async def count_slowly(n: int) -> AsyncGenerator[int]:
-    for i in range(n):
-        await asyncio.sleep(0)
-        emit_message(f"in {i}")
-        yield i
-
-
-def tree(seen: Recorded) -> list[tuple[str, str, str | None]]:
-    """(name or text, status, name of the parent) of each span."""
-    names = {s.span_id: str(facts(s).get(semconv.BODY, s.name)) for s in seen.spans}
-    return [(names[s.span_id], s.status, s.parent_span_id and names[s.parent_span_id]) for s in seen.spans]
-
-
-def test_a_generator_is_a_span_over_its_iteration_but_not_over_its_consumer() -> None:
-    with record() as seen:
-        for i in count(2):
-            emit_message(f"out {i}")
-    assert tree(seen) == [
-        ("in 0", "ok", "count"),
-        ("out 0", "ok", None),
-        ("in 1", "ok", "count"),
-        ("out 1", "ok", None),
-        ("count", "ok", None),
-    ]
-    assert (facts(seen.spans[-1])[semconv.INPUT], facts(seen.spans[-1])[semconv.OUTPUT]) == ('{"n":2}', "done")
-
-
-def test_an_asynchronous_generator_is_a_span_over_its_iteration() -> None:
-    async def main() -> None:
-        async for i in count_slowly(1):
-            emit_message(f"out {i}")
-
-    with record() as seen:
-        asyncio.run(main())
-    assert tree(seen) == [("in 0", "ok", "count_slowly"), ("out 0", "ok", None), ("count_slowly", "ok", None)]
-
-
-def test_a_generator_closed_early_has_not_failed() -> None:
-    async def main() -> None:
-        slow = count_slowly(3)
-        await slow.__anext__()
-        await slow.aclose()
-
-    with record() as seen:
-        quick = count(3)
-        next(quick)
-        quick.close()
-        asyncio.run(main())
-        with contextlib.suppress(GeneratorExit), operation("block"):
-            raise GeneratorExit
-    assert [span for span in tree(seen) if not span[0].startswith("in")] == [
-        ("count", "ok", None),
-        ("count_slowly", "ok", None),
-        ("block", "ok", None),
-    ]
-
-
-def test_what_a_generator_raises_is_kept_and_what_it_is_sent_arrives() -> None:
-    @operation
-    def echo() -> Generator[str, str, None]:
-        got = "ready"
-        while True:
-            try:
-                got = yield got
-            except KeyError:
-                got = "caught"
-            if got == "break":
-                raise ValueError("late")
-
-    @operation
-    async def echo_slowly() -> AsyncGenerator[str, str]:
-        got = yield "ready"
-        try:
-            await asyncio.sleep(0)
-            yield got
-        except KeyError:
-            raise ValueError("late") from None
-
-    async def main() -> None:
-        slow = echo_slowly()
-        assert [await slow.__anext__(), await slow.asend("a")] == ["ready", "a"]
-        with pytest.raises(ValueError, match="late"):
-            await slow.athrow(KeyError())
-
-    with record() as seen:
-        quick = echo()
-        assert [next(quick), quick.send("a"), quick.throw(KeyError())] == ["ready", "a", "caught"]
-        with pytest.raises(ValueError, match="late"):
-            quick.send("break")
-        asyncio.run(main())
-    assert [(s.status, s.status_message) for s in seen.spans] == [("error", "late")] * 2
 
 
 def plain(function: Any) -> Any:
