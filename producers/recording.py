@@ -34,7 +34,11 @@ class Recorded:
 
 @contextmanager
 def record(rollout_id: str | None = None, attempt_id: str | None = None) -> Generator[Recorded]:
-    """Collects what the block emits; nothing leaves the process."""
+    """Collects what the block emits, at its end the spans still open too; nothing leaves the process."""
     seen = Recorded(rollout_id or ids.rollout_id(), attempt_id or ids.attempt_id())
-    with context.attempt(context.Scope(seen.rollout_id, seen.attempt_id, "recorded", seen)):
-        yield seen
+    scope = context.Scope(seen.rollout_id, seen.attempt_id, "recorded", seen)
+    with context.attempt(scope):
+        try:
+            yield seen
+        finally:
+            scope.hand_over()

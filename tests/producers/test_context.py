@@ -5,10 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spanloop.producers import context
+from spanloop.producers import context, operation, record
 from spanloop.producers.context import Scope
 from spanloop.producers.recording import Recorded
 from spanloop.schemas import ids
+from spanloop.schemas.records import Span
 
 
 def scope_of(n: int) -> Scope:
@@ -128,3 +129,26 @@ def test_nothing_is_left_of_an_attempt() -> None:
     with context.attempt(scope_of(2)):
         assert context.last_call() is None
         assert context.agent_path() == ()
+
+
+def test_a_span_that_ends_during_the_hand_over_is_known_by_its_end() -> None:
+    second = operation("second")
+
+    class Slow(Recorded):
+        def span(self, span: Span) -> None:
+            if span.name == "first":
+                second.end(None)
+            super().span(span)
+
+    scope = Scope("ro-1", "at-1", "p", sink := Slow("ro-1", "at-1"))
+    with context.attempt(scope):
+        operation("first").begin()
+        second.begin()
+        scope.hand_over()
+    assert [(s.name, s.end_ns is None) for s in sink.spans] == [("second", False), ("first", True)]
+
+
+def test_spans_open_at_the_end_of_a_recording_are_in_it_without_an_end() -> None:
+    with record() as seen:
+        operation("open").begin()
+    assert [(s.name, s.end_ns) for s in seen.spans] == [("open", None)]
