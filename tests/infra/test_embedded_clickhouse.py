@@ -181,9 +181,9 @@ def test_an_unreachable_server_is_unavailable_by_host_and_port(tmp_path: Path) -
         connect(config)
 
 
-def test_a_url_that_is_none_says_what_to_set() -> None:
+def test_a_missing_url_says_what_to_set() -> None:
     with pytest.raises(ConfigError, match="SPANLOOP_CLICKHOUSE_URL"):
-        connect(Settings(clickhouse_url="localhost:8123"))
+        connect(Settings())
 
 
 def test_the_ordinary_client_needs_no_settings_of_ours(server: ClickHouseProcess) -> None:
