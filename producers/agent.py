@@ -10,6 +10,8 @@ Parameters are filled by name. The function stays callable as it was, for debugg
 
 from __future__ import annotations
 
+# Before any tracer: it registers what happens after a fork, and OpenTelemetry's own after-fork work waits for its lock.
+import concurrent.futures.thread  # noqa: F401 # pyright: ignore[reportUnusedImport]
 import functools
 import importlib
 import importlib.util
@@ -27,6 +29,7 @@ from ..schemas.records import Assignment, Task
 from ..schemas.spans import Mode
 from .emit import text_of, type_of
 from .llm import LLM
+from .operation import yields
 from .prompt import PromptTemplate
 
 PARAMETERS = ("task", "llm", "rollout", "prompt_template", "resources")
@@ -106,7 +109,7 @@ class FunctionAgent:
         self.name = name or getattr(function, "__name__", "agent")
         called = type(function).__call__  # an object's own, which may be asynchronous
         self.is_async: bool = any(map(inspect.iscoroutinefunction, (function, called)))
-        if any(is_kind(f) for is_kind in _GENERATES for f in (function, called)):
+        if yields(function) or yields(called):
             raise TypeError(f"agent {self.name} yields, which nobody takes: it must return its reward, or None")
         self._parameters = _parameters(function)
         functools.update_wrapper(self, function)
@@ -118,7 +121,6 @@ class FunctionAgent:
         return self.function(**{name: _FILL[name](job) for name in self._parameters})
 
 
-_GENERATES = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -204,7 +206,8 @@ def _told(error: BaseException) -> str:
     if isinstance(error, (ModuleNotFoundError, FileNotFoundError)):
         return f"{text_of(error)}; is it on the Python path?"
     ours = (__file__, importlib.__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours and f.filename[0] != "<"]
+    shown = [f for f in traceback.extract_tb(error.__traceback__) if f.filename[:1] not in ("", "<")]
+    frames = [f for f in shown if f.filename not in ours]
     where = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type_of(error)}: {text_of(error)}{where}"
 

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, TypeVar, cast, overload
+from weakref import WeakSet
 
 from ..schemas import ids, semconv
 from ..schemas.records import Span
@@ -66,7 +67,7 @@ class Operation:
             return type(method)(self(method.__func__))
         name = self._name or getattr(function, "__qualname__", "operation")
         signature = _signature(function)
-        generates = _generates(function)
+        generates = yields(inspect.unwrap(function))  # also behind other decorators; one only handed out is not ours
 
         def begin(args: tuple[object, ...], kwargs: dict[str, object]) -> Operation:
             made = Operation(name, self._agent, self._attributes)
@@ -93,7 +94,10 @@ class Operation:
                 op._handed_on = True
             return go_on(op, result)
 
-        return cast("F", asynchronous if inspect.iscoroutinefunction(function) else synchronous)
+        made = asynchronous if inspect.iscoroutinefunction(function) else synchronous
+        if yields(function):
+            _yielding.add(made)
+        return cast("F", made)
 
     def begin(self) -> None:
         """It starts now; what hangs under it does so `within`."""
@@ -184,10 +188,15 @@ def _signature(function: Callable[..., object]) -> inspect.Signature | None:
         return None
 
 
-def _generates(function: Callable[..., object]) -> bool:
-    """Whether each call makes a generator, also behind other decorators; one that is only handed out is not ours."""
-    inner = inspect.unwrap(function)
-    return inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
+def yields(function: object) -> bool:
+    """Whether each call makes a generator, also where the function is an operation."""
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[object]", function).func
+    function = getattr(function, "__func__", function)  # a method's
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function) or function in _yielding
+
+
+_yielding: WeakSet[Callable[..., object]] = WeakSet()  # operations made of generators
 
 
 async def _awaited(op: Operation, coroutine: Awaitable[Any]) -> Any:

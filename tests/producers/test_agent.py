@@ -1,6 +1,9 @@
 import asyncio
+import contextlib
 import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Generator
@@ -9,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from sdk import bench
+from waiting import LIMIT_S
 
 from spanloop.producers import (
     LLM,
@@ -19,6 +23,7 @@ from spanloop.producers import (
     RolloutInfo,
     emit_message,
     llm_rollout,
+    operation,
     rollout,
 )
 from spanloop.producers.agent import prompt_rollout, resolve
@@ -93,9 +98,23 @@ def test_a_generator_is_refused_at_once() -> None:
         del task
         yield 1.0
 
-    for each in (agent, asynchronous, functools.partial(agent)):
-        with pytest.raises(TypeError, match="must return its reward"):
-            rollout(each)
+    for each in (agent, asynchronous, operation(agent), operation("named")(asynchronous)):
+        for called in (each, functools.partial(each)):
+            with pytest.raises(TypeError, match="must return its reward"):
+                rollout(called)
+
+
+def test_a_function_around_a_generator_is_an_agent() -> None:
+    def steps(task: float) -> Generator[float]:
+        yield task
+
+    def summed(function: Any) -> Any:
+        def call(task: float) -> float:
+            return sum(function(task))
+
+        return functools.update_wrapper(call, function)
+
+    assert operation(rollout(operation(summed(operation(steps)))))(4) == 4
 
 
 def test_an_object_whose_call_is_asynchronous_is_an_asynchronous_agent() -> None:
@@ -143,6 +162,7 @@ def test_a_spec_names_a_module_or_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         ("import no_such_library", "No module named 'no_such_library'"),
         ("def agent(job): return 1.0", r"cannot be run: agent agent must take `task`.* got \(job\)"),
         ("agent = max", "cannot be run: no signature found"),
+        ("exec(compile('1 / 0', '', 'exec'))", r"ZeroDivisionError: division by zero, at .*broken_agent\.py:1"),
     ],
 )
 def test_a_module_that_cannot_be_loaded_says_what_and_where(tmp_path: Path, source: str, message: str) -> None:
@@ -179,6 +199,22 @@ def test_importing_rollout_loads_neither_a_broker_client_nor_a_tracer() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_an_agent_forks_lives_also_where_the_agent_has_a_tracer() -> None:
+    code = (
+        "import os; from spanloop import rollout; from opentelemetry.sdk.trace import TracerProvider; "
+        "from opentelemetry.sdk.resources import Resource; TracerProvider(resource=Resource({})); "
+        "from concurrent.futures import ThreadPoolExecutor; child = os.fork(); child or os._exit(7); "
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as parent:
+        try:
+            assert parent.communicate(timeout=LIMIT_S)[0].strip() == b"7"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
 
 
 def test_a_class_of_ones_own_can_be_an_agent() -> None:
