@@ -71,7 +71,7 @@ class Choice:
         call = self._call_of(delta, position)
         for name in ("id", "type"):
             if isinstance(value := delta.get(name), str) and value:
-                call[name] = value
+                call[name] = call.get("id", value) if name == "id" else value  # the first one, which the agent keeps
         for name, value in delta.items():
             if name == "function":
                 _join_function(call, "function", obj(value))
@@ -183,11 +183,11 @@ def strip(part: Object, prepared: Prepared) -> bool:
 
 def tells_error(part: Object) -> bool:
     """True where an answer or chunk tells of an error, at its top or in a choice, whatever else is in it."""
-    if part.get("error") is not None:
+    if part.get("error"):  # an empty one is what some engines write where there is none
         return True
     for item in items(part.get("choices")):
         choice = obj(item)
-        if choice.get("error") is not None or choice.get("finish_reason") == "error":
+        if choice.get("error") or choice.get("finish_reason") == "error":
             return True
     return False
 
@@ -218,11 +218,18 @@ def _parts(value: object) -> list[object]:
 
 
 def _is_another(call: Object, delta: Object) -> bool:
-    """Whether a piece at a tool call's place begins a further one: under another id, or behind a call that is whole."""
+    """Whether a piece at a tool call's place begins a further one; some engines send each piece under an id of its own.
+
+    Either tells: another id with a name, or behind whole arguments further ones, with another id or a name.
+    """
     function, known = obj(delta.get("function")), obj(call.get("function"))
-    if name := text(delta.get("id")):
-        return call.get("id") not in (None, name)
-    return bool(function.get("name") and function.get("arguments")) and _is_whole(text(known.get("arguments")) or "")
+    id_, named = text(delta.get("id")), bool(function.get("name"))
+    if id_ and call.get("id") in (None, id_):
+        return False
+    if id_ and named:
+        return True
+    opens = (text(function.get("arguments")) or "").lstrip().startswith("{")
+    return opens and (bool(id_) or named) and _is_whole(text(known.get("arguments")) or "")
 
 
 def _is_whole(arguments: str) -> bool:

@@ -48,10 +48,15 @@ TWO = [("c1", "f", '{"a":1}'), ("c2", "g", '{"b":2}')]
         ([called("", "f", '{"a":1}'), called("", "f", '{"a":2}')], [("", "f", '{"a":1}'), ("", "f", '{"a":2}')]),
         ([called("c1", "get_", "", index=0), called(None, "it", "{}", index=0)], [("c1", "get_it", "{}")]),
         ([called("x", "f", "{}", index=0), called("x", "f", "{}", index=1)], [("x", "f", "{}"), ("x", "f", "{}")]),
+        ([called("c1", "f", '{"a"', index=0), called("c8", None, ":1}", index=0), called("c9", None, "", index=0),
+          called("c2", "g", '{"b":2}', index=1)], TWO),
+        ([called("c1", "f", '{"a":1}', index=0), called(None, "f", " \n", index=0)],
+         [("c1", "f", '{"a":1} \n')]),
     ],
     ids=[
         "each in one chunk", "all of index 0", "pieces without an id", "named only", "numbered", "a name in each piece",
         "a name in each piece without an id", "no ids at all", "a name in pieces", "one id for all",
+        "an id for each piece", "a name with the white space behind",
     ],
 )  # fmt: skip
 def test_streamed_tool_calls_are_kept_apart(rig: MakeRig, parts: list[Json], calls: list[tuple[str, ...]]) -> None:
@@ -66,6 +71,16 @@ def test_whole_tool_calls_without_ids_are_kept_apart(rig: MakeRig) -> None:
     r = rig(Whole({"choices": [{"index": 0, "message": {"tool_calls": calls}, "finish_reason": "tool_calls"}]}))
     r.post()
     assert [c["function"]["name"] for c in recorded(r)["tool_calls"]] == ["f", "g"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("nothing", [None, {}, "", False, [], 0])
+def test_an_error_that_is_empty_is_none(rig: MakeRig, nothing: object, stream: bool) -> None:
+    said = {"message": {"content": "hi"}, "delta": {"content": "hi"}} if stream else {"message": {"content": "hi"}}
+    told = {"error": nothing, "choices": [{"index": 0, **said, "error": nothing, "finish_reason": "stop"}]}
+    r = rig(Streamed([told, "[DONE]"]) if stream else Whole(told))
+    assert r.post(stream=stream).status_code == 200
+    assert recorded(r)["content"] == "hi"
 
 
 PARTS: list[Json] = [{"type": "text", "text": "hi"}]
