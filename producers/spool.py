@@ -87,9 +87,9 @@ class Spool:
         """Puts a span into an attempt's next batch."""
         size = size_of(span)
         with self._lock:
+            attempt.spans += 1
             if not self._make_room(attempt):
                 return
-            attempt.spans += 1
             if attempt.buffer and attempt.size + size > MAX_BATCH_BYTES:
                 self._seal(attempt)
             attempt.buffer.append(span)
@@ -103,9 +103,9 @@ class Spool:
     def add_reward(self, attempt: AttemptLog, reward: Reward) -> None:
         """Sends a reward; rewards have a topic of their own and need no batch."""
         with self._lock:
+            attempt.rewards += 1
             if not self._make_room(attempt):
                 return
-            attempt.rewards += 1
             size = REWARD_BYTES + len(reward.comment or "")
             self._hold(1, size)
             self._ready.append(Parcel(reward, 1, size, attempt))
@@ -165,7 +165,6 @@ class Spool:
             if self._full_until is None:
                 self._full_until = now + self._max_block_s
             if now >= self._full_until or self._closing:
-                attempt.spans += 1
                 break
             self._room.wait(self._full_until - now)
         attempt.dropped += 1
@@ -264,24 +263,26 @@ class Spool:
         log.warning("attempt %s: %d spans or rewards dropped: %s", parcel.attempt.attempt_id, parcel.count, error)
         record = parcel.record
         if isinstance(record, SpanBatch) and record.spans and record.begin:
-            self._send(replace(parcel, record=replace(record, first_sequence=0, spans=[])))
-            self._count_dropped(parcel)
+            self._let_go(parcel, lost=True)
+            self._send(Parcel(replace(record, first_sequence=0, spans=[]), 0, 0, parcel.attempt, parcel.on_end))
         else:
             self._settled(parcel, DeliveryFailed(str(error)))
 
     def _settled(self, parcel: Parcel, failure: DeliveryFailed | None) -> None:
         if failure is not None:
             log.error("attempt %s: a record is lost: %s", parcel.attempt.attempt_id, failure)
-            self._count_dropped(parcel)
+        self._let_go(parcel, lost=failure is not None)
         with self._lock:
-            self.pending -= parcel.count
-            self._bytes -= parcel.bytes
             self._unsettled -= 1
             self._room.notify_all()
         if parcel.on_end is not None:
             parcel.on_end(failure is None)
 
-    def _count_dropped(self, parcel: Parcel) -> None:
+    def _let_go(self, parcel: Parcel, *, lost: bool) -> None:
+        """Gives back what a parcel holds of the bound."""
         with self._lock:
-            parcel.attempt.dropped += parcel.count
-            self.dropped += parcel.count
+            self._hold(-parcel.count, -parcel.bytes)
+            if lost:
+                parcel.attempt.dropped += parcel.count
+                self.dropped += parcel.count
+            self._room.notify_all()

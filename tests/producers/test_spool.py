@@ -121,6 +121,20 @@ def test_a_full_queue_blocks_for_its_limit_and_then_drops_and_counts(sender: Fak
     assert ends == [replace(END, span_count=1000, reward_count=0)]
 
 
+def test_a_reward_that_is_dropped_is_missing_as_a_reward(sender: FakeSender) -> None:
+    sender.hold = True
+    with spool_of(sender, linger_s=0.001, max_pending=1, max_block_s=0) as spool:
+        log = spool.open("ro-1", "at-1")
+        log.span(span(0))
+        log.reward(Reward("rw-1", "ro-1"))
+        log.end(END)
+        until(lambda: any(b.end for b in sender.batches))
+        sender.release()
+        assert spool.flush(5)
+    assert [b.end for b in sender.batches if b.end] == [replace(END, span_count=1, reward_count=1)]
+    assert (len(sender.spans), len(sender.rewards), log.dropped) == (1, 0, 1)
+
+
 def test_a_thread_that_waits_for_room_gets_it(sender: FakeSender) -> None:  # PS-8
     sender.hold = True
     with spool_of(sender, linger_s=0.001, max_pending=10, max_block_s=60) as spool:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sdk import FakeSender, spool_of
 
-from spanloop.schemas.errors import RecordTooLarge
+from spanloop.schemas.errors import DeliveryFailed, RecordTooLarge
 from spanloop.schemas.records import AttemptEnd, Span
 from spanloop.schemas.serde import encode_body
 
@@ -41,6 +41,19 @@ def test_a_batch_that_is_refused_loses_its_spans_and_keeps_its_end_marker(sender
     assert (begin.begin, begin.end) == (True, None)
     assert (end.begin, end.end) == (False, replace(END, span_count=1, reward_count=0))
     assert (log.dropped, spool.dropped, spool.pending, told) == (1, 1, 0, [True])
+
+
+def test_a_span_is_counted_once_where_the_record_of_its_begin_is_lost_too(sender: FakeSender) -> None:
+    def refuse(record: Any, *, on_delivery: Any = None) -> None:
+        del on_delivery
+        raise RecordTooLarge("too large") if record.spans else DeliveryFailed("this producer is dead")
+
+    sender.send = refuse
+    with spool_of(sender) as spool:
+        log = spool.open("ro-1", "at-1")
+        log.span(span(0))
+        assert spool.flush(5)
+        assert (log.dropped, spool.dropped, spool.pending) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("bad", [0, 3, 99, 255])
