@@ -41,7 +41,7 @@ from .gateway_record import Recorder
 from .gateway_request import prepare
 from .gateway_stream import DONE, Hold, data_of, events
 from .gateway_upstream import Reply, Upstream
-from .outcome import tells_overflow
+from .outcome import OVERFLOW_STATUSES, tells_overflow
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class Chat:
     async def _pass_error(self, x: Exchange, reply: Reply, body: bytes, send: Send) -> bool:
         """The engine's refusal goes to the client as it is; one that it sent as an answer gets an error's status."""
         status, text = reply.status, body.decode(errors="replace")
-        x.overflow = status <= BAD_REQUEST and tells_overflow(text)
+        x.overflow = (status < BAD_REQUEST or status in OVERFLOW_STATUSES) and tells_overflow(text)
         if status < BAD_REQUEST:
             status = BAD_REQUEST if x.overflow else BAD_GATEWAY
         x.error = "context_overflow" if x.overflow else f"HTTP {reply.status}: {text[:500]}"

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 CONTEXT_OVERFLOW = "context_overflow"
 ENGINE = "engine"
 PROCESS = "process_died"
-# What an engine or a provider says about a prompt that is too long, as a 400; without the quotation marks and
-# apostrophes in it, which JSON may escape.
+# What an engine or a provider says about a prompt that is too long, by one of these statuses; without the quotation
+# marks and apostrophes in it, which JSON may escape.
+OVERFLOW_STATUSES = frozenset({400, 413, 422})
 _OVERFLOW = re.compile(
     "|".join((
         CONTEXT_OVERFLOW,  # our gateway
@@ -37,7 +38,7 @@ _OVERFLOW = re.compile(
         "context_length_exceeded",  # OpenAI's code
         "exceed the configured limit",  # OpenAI
         "prompt is too long",  # Anthropic
-        r"exceed[^\"]{0,40}context",  # llama.cpp, Anthropic, OpenAI
+        r"exceed[^\"]{0,40}context[ _](?:length|window|size|limit)",  # llama.cpp, Anthropic, OpenAI
         "exceeds the maximum number of tokens",  # Gemini
         r"inputs\W{1,4}(?:must have less than|tokens \+)",  # TGI
     )),
@@ -48,7 +49,7 @@ _NO_ANSWER = ("APIConnectionError", "APITimeoutError", "ConnectError", "ReadErro
               "ReadTimeout", "ConnectTimeout", "WriteError", "PoolTimeout")  # fmt: skip
 _REASON_CHARS = 500
 _REASON_BYTES = 4 << 10
-_BAD_REQUEST, _SERVER_ERROR = 400, 500
+_SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ def _http_status(error: BaseException) -> int | None:
 
 
 def _is_overflow(error: BaseException) -> bool:
-    return _http_status(error) == _BAD_REQUEST and tells_overflow(text_of(error))
+    return _http_status(error) in OVERFLOW_STATUSES and tells_overflow(text_of(error))
 
 
 def _is_engine(error: BaseException, gateway_url: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_rig import MakeRig, answer, choice
-from openai import BadRequestError
+from openai import APIStatusError
 from waiting import until
 
 from spanloop.infra.scripted_engine import Whole
@@ -156,13 +156,14 @@ def test_no_other_refusal_is_tried_again(rig: MakeRig, status: int) -> None:
     assert len(r.engine.requests) == 1
 
 
-def test_a_prompt_that_is_too_long_is_told_to_the_agent_and_never_trained(rig: MakeRig) -> None:
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_prompt_that_is_too_long_is_told_to_the_agent_and_never_trained(rig: MakeRig, status: int) -> None:
     # GW-10; whose other words are in test_outcome.py
     text = b'{"error":{"message":"maximum context length 4608, requested 6859","type":"BadRequestError","code":400}}'
-    r = rig(Whole(text, 400))
+    r = rig(Whole(text, status))
     got = r.post()
-    assert (got.status_code, got.content) == (400, text)
-    with pytest.raises(BadRequestError, match="maximum context length 4608"):
+    assert (got.status_code, got.content) == (status, text)
+    with pytest.raises(APIStatusError, match="maximum context length 4608"):
         r.openai().chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
     assert len(r.engine.requests) == 2
     for span in r.broker.spans():

@@ -136,7 +136,8 @@ def test_a_prompt_that_is_too_long_is_context_overflow(wrapped: bool) -> None:  
     ],
 )
 def test_each_engines_words_for_a_prompt_that_is_too_long_are_known(text: str) -> None:
-    assert outcome.of_error(openai_error(400, text), GATEWAY).error_type == "context_overflow"
+    for status in (400, 413, 422):
+        assert outcome.of_error(openai_error(status, text), GATEWAY).error_type == "context_overflow"
     assert outcome.of_error(openai_error(500, text), GATEWAY).error_type == "engine"
 
 
@@ -147,6 +148,7 @@ def test_each_engines_words_for_a_prompt_that_is_too_long_are_known(text: str) -
         "max_tokens must be at least 1, got -5",
         "'context' is not a field of a message",
         "the request exceeds the rate limit",
+        "tool 'x': description exceeds 1024 chars in this context",
         "Invalid value for 'inputs': must be a list",
     ],
 )
