@@ -141,7 +141,7 @@ class Exchange:
         """The engine's own account, or else its heartbeats': the version at the start, and whether it changed."""
         if choice.versions or not choice.ids or self.version_start is None:
             return choice.versions, False
-        return [VersionRun(self.version_start, 0, len(choice.ids))], self.version_start != self.version_end
+        return [VersionRun(self.version_start, 0, len(choice.ids))], self.version_end not in (None, self.version_start)
 
 
 def _with_mode(sampling: Sampling, mode: LogprobMode) -> Sampling:

@@ -205,6 +205,7 @@ def test_a_client_that_goes_cancels_the_engine_and_leaves_what_came(rig: MakeRig
     assert (span.status, span.status_message) == ("error", "cancelled")
     assert (unpack_ids(call.response_ids or b""), call.delivered, call.finish_reason) == ([10, 11], False, None)
     assert json.loads(call.response or "")["choices"][0]["message"]["content"] == "ab"
+    assert (call.policy_versions, call.flags) == ([VersionRun(3, 0, 2)], [])
 
 
 @pytest.mark.parametrize("cut", [True, False])
