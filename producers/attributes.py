@@ -260,7 +260,7 @@ def _put(out: dict[str, Json], key: str, value: object, limit: int) -> int:
     else:
         size = _put_text(out, key, text, limit, kind=None if text is simple else "json")
     if simplifier.lossy:
-        out[key + semconv.LOSSY] = True
+        _mark(out, key + semconv.LOSSY, True)
     return len(key) + size
 
 
@@ -268,14 +268,19 @@ def _put_text(out: dict[str, Json], key: str, text: str, limit: int, *, kind: st
     whole = text.encode()
     if len(whole) > limit:
         out[key] = whole[:limit].decode("utf-8", "ignore")
-        out[key + semconv.TRUNCATED] = True
-        out[key + semconv.LENGTH] = len(whole)
-        out[key + semconv.SHA256] = hashlib.sha256(whole).hexdigest()
+        _mark(out, key + semconv.TRUNCATED, True)
+        _mark(out, key + semconv.LENGTH, len(whole))
+        _mark(out, key + semconv.SHA256, hashlib.sha256(whole).hexdigest())
     else:
         out[key] = text
         if kind is not None:
-            out[key + semconv.TYPE] = kind
+            _mark(out, key + semconv.TYPE, kind)
     return min(len(whole), limit)
+
+
+def _mark(out: dict[str, Json], name: str, value: Json) -> None:
+    """Writes a mark beside an attribute that bears its name."""
+    out[_free(out, name)] = value
 
 
 def _is_flat(items: list[Json]) -> bool:

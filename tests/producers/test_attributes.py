@@ -248,6 +248,17 @@ def test_keys_of_equal_text_are_all_kept() -> None:
     assert encoded(v={(1, 2): "a", (3, 4): "b"})["v"] == '{"(1, 2)":"a","(3, 4)":"b"}'
 
 
+def test_a_mark_takes_no_attributes_place() -> None:
+    assert json.loads(attrs.encode({"k.lossy": "mine", "k": b"\xff"})[0]) == {
+        "k.lossy": "mine", "k": "\ufffd", "k.lossy#3": True
+    }  # fmt: skip
+    assert json.loads(attrs.encode({"k": [[1]], "k.type": "mine"})[0]) == {
+        "k": "[[1]]", "k.type": "json", "k.type#3": "mine"
+    }  # fmt: skip
+    cut = json.loads(attrs.encode({"p.length": "mine", "p": "x" * (1 << 20)})[0])
+    assert (cut["p.length"], cut["p.length#4"], cut["p.truncated"]) == ("mine", 1 << 20, True)
+
+
 @pytest.mark.parametrize("value", [b"\xff", "\ud83d"])
 def test_what_is_replaced_inside_is_marked_lossy_too(value: object) -> None:
     assert encoded(v=[value]) == {"v": ["\ufffd"], "v.lossy": True}
