@@ -21,6 +21,12 @@ GRAMMARS = (
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
 )  # fmt: skip
 PENALTIES = (("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0))
+# Each shifts some tokens' logits or forbids them, unless it is empty or 0.
+MASKS = ("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "thinking_token_budget", "logits_processors")
+# Types of content parts whose text is put into the prompt; all others are images, audio, video, files, embeddings.
+TEXT_PARTS = (None, "text", "refusal", "thinking", "reasoning", "input_text", "output_text", "tool_reference")
+# Fields that make a part one of these whatever its type says, or if it has none: vLLM takes such parts.
+MEDIA_FIELDS = ("image_url", "image_embeds", "image_pil", "audio_url", "audio_embeds", "input_audio", "video_url")
 MAX_CHOICES = 128  # OpenAI's own limit
 # What is left in a record for the answers with their ids; each of n spans holds the whole request.
 ROOM_BYTES = 1 << 20
@@ -130,17 +136,29 @@ def _sampling(request: Object) -> Sampling:
         min_p=number(request.get("min_p")),
         seed=integer(request.get("seed")),
         max_tokens=integer(request.get("max_tokens"), 32) if longest is None else longest,
-        penalties=penalties or bool(request.get("logit_bias")),
+        penalties=penalties or any(request.get(name) for name in MASKS),
     )
 
 
 def _constrained(request: Object) -> bool:
-    choice = request.get("tool_choice")
-    forced = choice == "required" or isinstance(choice, dict)
     form = obj(request.get("response_format")).get("type") not in (None, "text")
-    return forced or form or any(request.get(name) is not None for name in GRAMMARS)
+    return form or _forced(request.get("tool_choice")) or any(request.get(name) is not None for name in GRAMMARS)
+
+
+def _forced(tool_choice: object) -> bool:
+    """Whether a tool must be called. Of a choice among allowed tools its mode decides."""
+    chosen = obj(tool_choice)
+    if chosen.get("type") == "allowed_tools":
+        return obj(chosen.get("allowed_tools")).get("mode", chosen.get("mode")) != "auto"
+    return tool_choice == "required" or bool(chosen)
 
 
 def _multimodal(message: object) -> bool:
-    parts = items(obj(message).get("content"))
-    return any(obj(part).get("type") not in (None, "text", "refusal") for part in parts)
+    """Whether a message holds more than text; a tool's result may hold parts in turn."""
+    for part in map(obj, items(obj(message).get("content"))):
+        kind = part.get("type")
+        if any(part.get(name) is not None for name in MEDIA_FIELDS):
+            return True
+        if _multimodal(part) if kind == "tool_result" else kind not in TEXT_PARTS:
+            return True
+    return False

@@ -36,6 +36,11 @@ def test_sampling_is_what_the_request_says_and_null_where_it_is_silent() -> None
         ({"repetition_penalty": 1.1}, True),
         ({"logit_bias": {"5": 1}}, True),
         ({"logit_bias": {}}, False),
+        ({"allowed_token_ids": [1, 2]}, True),
+        ({"bad_words": ["x"]}, True),
+        ({"bad_words": [], "min_tokens": 0, "allowed_token_ids": None}, False),
+        ({"min_tokens": 5}, True),
+        ({"thinking_token_budget": 5}, True),
     ],
 )
 def test_penalties_are_noticed(fields: dict[str, Any], penalised: bool) -> None:
@@ -50,6 +55,9 @@ def test_penalties_are_noticed(fields: dict[str, Any], penalised: bool) -> None:
         ({"tool_choice": "none"}, False),
         ({"tool_choice": "required"}, True),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, True),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, False),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}}, True),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, False),
         ({"response_format": {"type": "text"}}, False),
         ({"response_format": {"type": "json_object"}}, True),
         ({"structured_outputs": {"regex": "a"}}, True),
@@ -60,15 +68,25 @@ def test_grammars_and_forced_tools_are_noticed(fields: dict[str, Any], constrain
     assert prepared(**fields).constrained is constrained
 
 
-@pytest.mark.parametrize(
-    ("content", "multimodal"),
-    [
-        ("text", False),
-        ([{"type": "text", "text": "hi"}], False),
-        ([{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}], True),
-        ([{"type": "input_audio", "input_audio": {"data": ""}}], True),
-    ],
-)
+CONTENTS: list[tuple[Any, bool]] = [
+    ("text", False),
+    ([{"type": "text", "text": "hi"}], False),
+    ([{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}], True),
+    ([{"type": "input_audio", "input_audio": {"data": ""}}], True),
+    ([{"type": "video_url", "video_url": {"url": "data:"}}], True),
+    ([{"type": "file", "file": {"file_id": "f"}}], True),
+    ([{"image_url": {"url": "data:"}}], True),
+    ([{"type": "text", "text": "hi", "uuid": "u", "image_url": {"url": "data:"}}], True),
+    ([{"type": "tool_result", "content": [{"type": "text"}, {"type": "image_url", "image_url": {}}]}], True),
+    ([{"type": "tool_result", "content": [{"type": "text", "text": "hi"}]}], False),
+    ([{"type": "tool_result", "content": "hi"}, "hi", {"text": "hi"}, {"type": "refusal", "refusal": "no"}], False),
+    ([{"type": "input_text", "text": "hi"}, {"type": "output_text", "text": "hi"}], False),
+    ([{"type": "thinking", "thinking": "hm"}, {"type": "reasoning", "reasoning": "hm"}], False),
+    ([{"type": ["text"]}], True),
+]
+
+
+@pytest.mark.parametrize(("content", "multimodal"), CONTENTS)
 def test_images_and_audio_are_noticed(content: Any, multimodal: bool) -> None:
     assert prepared(messages=[{"role": "user", "content": content}]).multimodal is multimodal
 
