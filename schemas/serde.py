@@ -153,10 +153,16 @@ def _reader(record: type[Record]) -> Callable[[bytes], tuple[Any, int]]:
 
 
 def _read_foreign(record: type[Record], body: bytes, writer: str) -> tuple[Any, int]:
-    """Another version's body by fastavro, which resolves the two schemas."""
+    """Another version's body by fastavro, which resolves the two schemas.
+
+    It is written once more, for a value that fits no field of ours, as an int past 32 bits, would stop whoever puts it
+    into a further record.
+    """
     source = io.BytesIO(body)
     value = read_datum(source, parsed_schema(writer), parsed_schema(schema_json(record)))
-    return from_dict(record, cast("dict[str, Any]", value)), source.tell()
+    found = from_dict(record, cast("dict[str, Any]", value))
+    _writer(record)(found)
+    return found, source.tell()
 
 
 def _writer_schema(schema_id: int | str, text: str) -> str:

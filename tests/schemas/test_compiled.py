@@ -141,6 +141,11 @@ def test_a_number_beyond_32_bits_is_refused_both_ways_where_32_are_meant(priorit
     head, tail = encode_body(Task("ro-1", "run", priority=7777)).split(write_long(7777))
     with pytest.raises(InvalidRecord, match="does not fit into 32 bits"):
         decode_body(Task, head + write_long(priority) + tail, schema_json(Task))
+    newer = json.loads(schema_json(Task))
+    newer["fields"].append({"name": "extra", "type": "int", "default": 0})
+    assert decode_body(Task, head + write_long(7777) + tail + b"\0", json.dumps(newer)).priority == 7777
+    with pytest.raises(InvalidRecord, match=rf"body is no Task: .*Task\.priority is {priority}"):
+        decode_body(Task, head + write_long(priority) + tail + b"\0", json.dumps(newer))
 
 
 def test_a_union_of_two_records_is_refused_when_compiled() -> None:
