@@ -129,6 +129,10 @@ def engine(
     """Serve a policy and load each new version of it."""
     if (model is None) == (url is None):
         raise ConfigError("give either --model (starts the embedded engine) or --url (a running one)")
+    if model is not None and logprobs_mode is not None:
+        raise ConfigError(
+            "--logprobs-mode is about a vLLM (--url): the embedded engine's are always of what it drew from"
+        )
     settings = connected(context)
     from spanloop.infra.engine_process import EngineProcess
     from spanloop.trainer.loader import LoaderService

@@ -127,6 +127,7 @@ def test_a_message_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["demo", "--control", "none"], "expected frozen or shuffled"),
         (["streams", "--only", "sink"], "expected controller or assembler"),
         (["engine"], "either --model (starts the embedded engine) or --url"),
+        (["engine", "--model", "m", "--logprobs-mode", "raw_logprobs"], "--logprobs-mode is about a vLLM (--url)"),
         (["train", "nowhere.toml"], "nowhere.toml"),
         (["demo", "--report", "nowhere/r.json"], "there is no folder"),
         (["demo", "--home", "/proc/nowhere"], "/proc/nowhere"),
