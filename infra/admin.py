@@ -21,6 +21,7 @@ from .settings import Settings
 CREATE_TIMEOUT_S = 30.0
 # The assembler is given the same partition of all three at once.
 TOGETHER = (SPANS, REWARDS, ASSEMBLIES)
+STAMPS, BROKER_TIME = "message.timestamp.type", "LogAppendTime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ def new_topic(settings: Settings, topic: Topic) -> NewTopic:
         "max.message.bytes": str(topic.max_bytes),
         "min.insync.replicas": str(min_isr(settings)),
     }
+    if topic.broker_time:
+        config[STAMPS] = BROKER_TIME
     return NewTopic(
         topic.full(settings.prefix),
         num_partitions=partitions(settings, topic),

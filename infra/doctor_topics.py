@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..schemas.errors import ConfigError
 from ..schemas.topics import KEEP, REWARDS, SPANS, TOPICS, Topic
-from .admin import Problem, min_isr, problems
+from .admin import BROKER_TIME, STAMPS, Problem, min_isr, problems
 from .facts import BrokerFacts, Facts, Finding, Status, TopicFacts
 from .settings import Settings
 
@@ -119,6 +119,8 @@ def alterations(settings: Settings, topic: Topic, config: Mapping[str, str]) -> 
     needed = min_isr(settings)
     if int(config.get("min.insync.replicas", needed)) != needed:
         out["min.insync.replicas"] = str(needed)
+    if topic.broker_time and config.get(STAMPS, BROKER_TIME) != BROKER_TIME:
+        out[STAMPS] = BROKER_TIME
     return out
 
 

@@ -19,7 +19,7 @@ CHECKS: dict[str, str] = {
     "topics": "every topic is there",
     "partitions": "counts are the settings', and equal for spans, rewards and assemblies",
     "replicas": "each partition has a leader, its replicas, and as many in sync as an acknowledgement needs",
-    "topic settings": "cleanup.policy, retention, max.message.bytes and min.insync.replicas are as this version wants",
+    "topic settings": "cleanup.policy, retention, limits and time stamps are as this version wants",
     "retention": "spans and rewards are kept for longer than an attempt may take",
     "transactions": "no transaction stays open, which would hold readers back",
     "lag": "how far each consumer group is behind",

@@ -37,6 +37,7 @@ class Topic:
     retention_ms: int
     cleanup: Cleanup = "delete"
     max_bytes: int = DEFAULT_MAX_BYTES
+    broker_time: bool = False  # time stamps are the broker's: whoever reads counts from them
 
     def full(self, prefix: str) -> str:
         """Its name on the broker."""
@@ -55,7 +56,7 @@ REWARDS = Topic("rewards", r.Reward, True, 7 * DAY_MS)
 ATTEMPTS = Topic("attempts", r.Attempt, False, KEEP)
 ROLLOUTS = Topic("rollouts", r.Rollout, True, KEEP, "compact")
 ASSEMBLIES = Topic("assemblies", r.Assembly, True, 7 * DAY_MS, "compact,delete")
-TRAJECTORIES = Topic("trajectories", r.Trajectory, True, 7 * DAY_MS, max_bytes=BIG_MAX_BYTES)
+TRAJECTORIES = Topic("trajectories", r.Trajectory, True, 7 * DAY_MS, max_bytes=BIG_MAX_BYTES, broker_time=True)
 BATCHES = Topic("batches", r.Batch, False, KEEP)
 DECISIONS = Topic("decisions", r.Decision, False, 7 * DAY_MS)
 RESOURCES = Topic("resources", r.Resource, False, KEEP)

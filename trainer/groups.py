@@ -104,7 +104,8 @@ class Groups:
     def offer(self, t: Trajectory, now_ns: int, written_ns: int | None = None) -> Outcome:
         """Takes one trajectory in; closes its group if that completes it. No deadline is judged here.
 
-        written_ns: time stamp of its record, in Unix nanoseconds; None where the log has none: `now_ns`.
+        written_ns: time stamp of its record, in Unix nanoseconds; None where the log has none: `now_ns`, which counts
+        too for a stamp from the future, as of a clock that is ahead.
         """
         group_id = group_of(t)
         if group_id in self.state.closed:
@@ -117,7 +118,7 @@ class Groups:
             return "superseded"
         group.attempts[t.attempt_id] = t
         if t.final:
-            group.written.setdefault(t.attempt_id, now_ns if written_ns is None else written_ns)
+            group.written.setdefault(t.attempt_id, now_ns if written_ns is None else min(now_ns, written_ns))
         if group.complete():
             self._close(group_id, partial=False)
         return "taken"

@@ -82,3 +82,4 @@ def test_a_new_topic_carries_its_policy_retention_and_limit() -> None:
     assert config["rollouts"]["cleanup.policy"] == "compact"
     assert config["tasks"]["retention.ms"] == "-1"
     assert config["dead-letters"]["max.message.bytes"] == str(20 << 20)
+    assert [name for name in config if "message.timestamp.type" in config[name]] == ["trajectories"]

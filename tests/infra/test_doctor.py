@@ -158,6 +158,7 @@ def test_a_task_that_asks_for_longer_than_spans_are_kept_fails() -> None:  # BR-
         ("spans", {"retention__bytes": "1000000"}, "retention.bytes=-1"),
         ("spans", {"max__message__bytes": "1048588"}, "max.message.bytes=16777216"),
         ("tasks", {"min__insync__replicas": "1"}, "min.insync.replicas=2"),
+        ("trajectories", {"message__timestamp__type": "CreateTime"}, "message.timestamp.type=LogAppendTime"),
     ],
 )
 def test_a_setting_that_loses_or_refuses_records_fails(name: str, changes: dict[str, str], expected: str) -> None:
@@ -173,6 +174,7 @@ def test_a_setting_that_loses_or_refuses_records_fails(name: str, changes: dict[
         ("assemblies", {"cleanup__policy": "delete, compact"}),
         ("tasks", {"max__message__bytes": "33554432"}),
         ("rollouts", {"retention__ms": "1000"}),  # compacted only: nothing is deleted by age
+        ("spans", {"message__timestamp__type": "LogAppendTime"}),
     ],
 )
 def test_what_keeps_more_is_well_and_is_not_altered(name: str, changes: dict[str, str]) -> None:

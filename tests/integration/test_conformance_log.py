@@ -182,9 +182,11 @@ def test_init_creates_every_topic_with_its_limits_and_may_be_run_again(settings:
     answers = client.describe_configs(list(asked.values()))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # its stub leaves the future's type open
     for name, resource in asked.items():
         topic, found = TOPICS[name], answers[resource].result(WAIT_S)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        have = {key: found[key].value for key in ("cleanup.policy", "retention.ms", "max.message.bytes")}  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        wanted = ("cleanup.policy", "retention.ms", "max.message.bytes", "message.timestamp.type")
+        have = {key: found[key].value for key in wanted}  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         assert have == {
             "cleanup.policy": topic.cleanup,
             "retention.ms": str(topic.retention_ms),
             "max.message.bytes": str(topic.max_bytes),
+            "message.timestamp.type": "LogAppendTime" if topic.broker_time else "CreateTime",
         }

@@ -116,6 +116,17 @@ def test_a_reward_deadline_is_counted_from_the_log_and_not_by_a_workers_clock(
     assert ids(groups) == [["at-g-0-1"]]
 
 
+def test_a_stamp_from_the_future_counts_as_now_and_a_group_whose_members_are_all_there_is_whole(
+    make_trajectory: Make,
+) -> None:
+    groups = Groups(DEADLINE_S)
+    groups.offer(make_trajectory(None, size=1, awaits=["judge"]), T0, T0 + 3600 * NS_PER_S)
+    groups.tick(T0 + 9 * NS_PER_S)
+    assert ids(groups) == []
+    groups.tick(T0 + 10 * NS_PER_S)
+    assert (ids(groups), groups.state.ready[0].partial) == ([["at-g-0-1"]], False)
+
+
 def test_a_later_revision_does_not_move_a_reward_deadline(make_trajectory: Make) -> None:
     groups = Groups(DEADLINE_S)
     for revision in (3, 4, 2):
