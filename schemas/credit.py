@@ -37,14 +37,15 @@ def spread(
 ) -> list[float | None]:
     """Credit per call of a whole attempt, (K,): own rewards stay where they are, the final one goes to calls in rows.
 
-    excluded: (K,) why each call is in no row, None = it is in one. Where none is, the final reward goes to the calls
-    that the agent used, so that an attempt without any token ids still has credit to learn prompts from.
+    excluded: (K,) why each call is in no row, None = it is in one; `bounded` = it would be in one, were there room.
+    Where none is, the final reward goes to the calls that the agent used, so that an attempt without any token ids
+    still has credit to learn prompts from.
     """
     counts = final is None or credit.mode in OWN_COUNTS
     out: list[float | None] = list(own) if counts else [None] * len(own)
     if credit.mode == "step" and any(x is not None for x in own):
         return out
-    kept = [k for k, why in enumerate(excluded) if why is None]
+    kept = [k for k, why in enumerate(excluded) if why in (None, "bounded")]
     takers = kept or [k for k, why in enumerate(excluded) if why not in UNUSED]
     for k, value in zip(takers, assign(credit, [own[k] for k in takers], final), strict=True):
         out[k] = value

@@ -126,7 +126,7 @@ def _calls(nodes: Sequence[SpanNode], rules: AssemblyRules, tree: Tree, *, faile
     prompts = _prompts(calls)
     reasons: list[str | None] = [excluded(node, prompt) for node, prompt in zip(calls, prompts, strict=True)]
     if rules.choices == "used":
-        for i in unused_choices(calls, prompts):
+        for i in unused_choices(calls, prompts, reasons):
             reasons[i] = "unused_choice"
     twins = same_calls(calls, prompts, reasons, tree)
     for i in twins:

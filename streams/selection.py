@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Literal
 
 from ..schemas.records import VersionRun
@@ -19,6 +18,10 @@ from .prefixes import TOKEN_BYTES, Entry, Prefixes, Work
 
 ChoiceRule = Literal["used", "all"]
 Excluded = str  # one of semconv.FLAGS
+# Calls told whole that are not trained on: an agent goes on from them, and another span may tell them, as any other.
+UNTRAINED = frozenset({"token_count_mismatch", "sampling_untrainable", "multimodal"})
+# Calls among which the agent chose. A call to no policy is one, but no twin: a client may not know that it is one's.
+CHOSEN = UNTRAINED | {None, "foreign_model"}
 
 
 def excluded(node: SpanNode, prompt: bytes | None) -> Excluded | None:
@@ -51,8 +54,12 @@ def excluded(node: SpanNode, prompt: bytes | None) -> Excluded | None:
 
 def _is_cut(runs: Sequence[VersionRun], length: int) -> bool:
     """Whether runs follow each other within a response of so many tokens."""
-    borders = [0, *(border for run in runs for border in (run.start, run.end)), length]
-    return all(a <= b for a, b in pairwise(borders))
+    at = 0
+    for run in runs:
+        if not at <= run.start <= run.end:
+            return False
+        at = run.end
+    return at <= length
 
 
 def same_calls(
@@ -61,14 +68,16 @@ def same_calls(
     """Calls that were seen twice, and the one of each that stays. nodes, prompts, reasons: (K,).
 
     A call inside another call's span with the very same ids is that call, told by a client's instrumentation and by the
-    gateway. The one with policy versions stays, else the outer one. Equal calls side by side are different samples.
+    gateway. One that is not trained stays, so that its copy is not either; else the one with policy versions, else the
+    outer one. Equal calls side by side are different samples.
     """
+    told = [i for i, reason in enumerate(reasons) if reason is None or reason in UNTRAINED]
+    if len({(len(prompts[i] or b""), _response(nodes[i])) for i in told}) == len(told):
+        return {}  # no two are alike, so none is looked for above another
     above = calls_above(nodes, tree)
-    if not any(above.values()):
-        return {}
     open_: dict[tuple[str | None, bytes | None, bytes], list[int]] = defaultdict(list)
     inner: dict[int, int] = {}
-    chosen = sorted((i for i, reason in enumerate(reasons) if reason is None), key=lambda i: (nodes[i].choice, i))
+    chosen = sorted(told, key=lambda i: (nodes[i].choice, i))
     for i in reversed(chosen):
         open_[nodes[i].span_id, prompts[i], _response(nodes[i])].append(i)
     for i in chosen:
@@ -79,7 +88,7 @@ def same_calls(
         chain = [i]
         while chain[-1] in inner:
             chain.append(inner[chain[-1]])
-        kept = next((k for k in chain if _versioned(nodes[k])), i)
+        kept = min(chain, key=lambda k: (reasons[k] is None, not _versioned(nodes[k])))
         out |= {k: kept for k in chain if k != kept}
     return out
 
@@ -88,11 +97,19 @@ def _versioned(node: SpanNode) -> bool:
     return node.call is not None and bool(node.call.policy_versions)
 
 
-def unused_choices(nodes: Sequence[SpanNode], prompts: Sequence[bytes | None], work: Work | None = None) -> set[int]:
-    """Indices of choices of n > 1 that the agent did not use. nodes, prompts: (K,) calls and their whole prompts."""
+def unused_choices(
+    nodes: Sequence[SpanNode],
+    prompts: Sequence[bytes | None],
+    reasons: Sequence[Excluded | None],
+    work: Work | None = None,
+) -> set[int]:
+    """Indices of choices of n > 1 that the agent did not use.
+
+    nodes, prompts, reasons: (K,) calls, their whole prompts, why they are not trained on whatever their siblings are.
+    """
     requests: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, node in enumerate(nodes):
-        if node.call is not None and node.call.choices > 1 and excluded(node, prompts[i]) is None:
+        if node.call is not None and node.call.choices > 1 and reasons[i] in CHOSEN:
             requests[_request(node, prompts[i])].append(i)
     if not requests:
         return set()

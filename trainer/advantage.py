@@ -70,13 +70,16 @@ def rollout_reward(t: Trajectory) -> float | None:
 
     The final reward (identical, last, discounted; and where no call takes it) or the sum of the calls' credits (step,
     sum; and where there is no final reward). A failure of class infra is nobody's doing and teaches nothing, whatever
-    its reward.
+    its reward. Where a bound took the calls away, their sum is not known, and the final reward alone would be another
+    figure than its siblings'.
     """
     if t.failure_class == "infra":
         return None
     final = final_reward(t)
     if final is not None and t.context.credit.mode not in credit.OWN_COUNTS:
         return final
+    if not t.calls and "bounded" in t.flags:
+        return None
     known = [c for c in call_credits(t) if c is not None]
     return math.fsum(known) if known else final
 

@@ -12,6 +12,9 @@ import numpy as np
 from ..schemas.records import Row, Sampling, Segment, Trajectory
 from .config import TrainerConfig
 
+# Why a call is left out beside another that stands for it.
+BESIDE = ("same_call", "unused_choice")
+
 
 def of_agents(t: Trajectory, pattern: str) -> tuple[Trajectory, int]:
     """A trajectory with only the calls and rows of agents whose path `pattern` finds, and how many rows it lost.
@@ -28,9 +31,9 @@ def of_agents(t: Trajectory, pattern: str) -> tuple[Trajectory, int]:
 
 
 def no_rows_reason(t: Trajectory) -> str:
-    """Why a trajectory has no row: what most of its calls were left out for."""
+    """Why a trajectory has no row: what most of its calls were left out for, copies and unused choices last."""
     reasons = Counter(call.excluded for call in t.calls if call.excluded is not None)
-    return reasons.most_common(1)[0][0] if reasons else "no_llm_calls"
+    return max(reasons, key=lambda why: (why not in BESIDE, reasons[why])) if reasons else "no_llm_calls"
 
 
 def row_reason(row: Row, config: TrainerConfig, vocabulary: int) -> str | None:

@@ -81,6 +81,13 @@ def test_without_any_call_in_a_row_those_that_the_agent_used_take_the_final_rewa
     assert spread(Credit(mode), [None], 1.0, ["undelivered"]) == [None]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_that_no_room_was_left_for_share_the_final_reward_as_if_they_were_in_rows(mode: CreditMode) -> None:
+    own, whole = [0.2, None, 0.4], ["no_token_ids", None, None]
+    cut = ["no_token_ids", "bounded", "bounded"]
+    assert spread(Credit(mode, 0.5), own, 1.0, cut) == spread(Credit(mode, 0.5), own, 1.0, whole)
+
+
 def test_a_discount_that_grows_past_every_number_gives_none() -> None:
     found = assign(Credit("discounted", 10.0), [None] * 400, 1.0)
     assert found[0] is None

@@ -101,6 +101,48 @@ def test_a_call_told_by_a_span_inside_its_span_too_is_trained_once(
         assert {c.span_id: c.step_reward for c in bench.last().calls if c.step_reward} == {span_id(kept): 0.5}
 
 
+UNTRAINED: list[tuple[dict[str, Any], str]] = [
+    ({"constrained": True}, "sampling_untrainable"),
+    ({"multimodal": True}, "multimodal"),
+    ({"flags": ["token_count_mismatch"]}, "token_count_mismatch"),
+]
+
+
+@pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize(("fields", "reason"), UNTRAINED)
+def test_the_copy_of_a_call_that_is_not_trained_is_not_trained_either(
+    fields: dict[str, Any], reason: str, inner: bool
+) -> None:
+    told = llm("s1", [1], [2], seq=1, **({} if inner else fields))
+    again = llm("s2", [1], [2], parent="s1", seq=2, policy_versions=[], **(fields if inner else {}))
+    found = assembled(told, again)
+    assert {c.span_id: c.excluded for c in found.calls} == {
+        span_id("s2" if inner else "s1"): reason,
+        span_id("s1" if inner else "s2"): "same_call",
+    }
+    assert ([c.credit for c in found.calls if c.excluded == reason], found.rows) == ([1.0], [])
+
+
+def test_a_copy_that_does_not_know_the_policy_keeps_no_call_from_being_trained() -> None:
+    found = assembled(llm("s1", [1], [2], seq=1, policy=None), llm("s2", [1], [2], parent="s1", seq=2))
+    assert (reasons(found), len(found.rows)) == (["foreign_model", None], 1)
+
+
+@pytest.mark.parametrize(("fields", "reason"), [*UNTRAINED, ({"policy": None}, "foreign_model")])
+def test_of_choices_that_are_not_trained_only_the_used_one_counts(fields: dict[str, Any], reason: str) -> None:
+    calls = [llm("s1", [1], [2 + c], choice=c, choices=2, **fields) for c in (0, 1)]
+    bench = Bench()
+    step = rew(0.5, rid="rw-2", scope="step")
+    bench.give(batch(*calls, begin=True), rew(1.0), step, batch(end=end(mode="sum")))
+    found = bench.last()
+    assert [(c.choice, c.excluded, c.step_reward, c.credit) for c in found.calls] == [
+        (0, reason, 0.5, 1.5),
+        (1, "unused_choice", None, None),
+    ]
+    went_on = llm("s2", [1, 3, 9], [4], seq=2, start=300)
+    assert reasons(assembled(*calls, went_on)) == ["unused_choice", reason, None]
+
+
 def test_equal_calls_side_by_side_are_different_samples() -> None:
     outer = llm("s1", [1], [2], seq=1, policy_versions=[])
     inner = [llm(f"g{i}", [1], [2], parent="s1", seq=2 + i, choice=i, choices=2) for i in range(2)]
@@ -125,7 +167,7 @@ def test_the_search_for_used_choices_costs_what_reading_the_prompts_costs(turns:
     ]
     nodes = [span_node(s, "p", 0, i) for i, s in enumerate(spans)]
     work = Work()
-    unused = unused_choices(nodes, [node.call and node.call.prompt_ids for node in nodes], work)
+    unused = unused_choices(nodes, [node.call and node.call.prompt_ids for node in nodes], [None] * len(nodes), work)
     assert unused == {2 * i + 1 for i in range(turns)}
     assert work.compared + work.hashed <= 4 * sum(2 * i + 2 for i in range(turns) for _ in (0, 1))
 
@@ -158,4 +200,5 @@ def test_a_choice_is_used_where_any_prompt_goes_on_from_it(turns: list[Turn]) ->
         request = {i for i, turn in enumerate(turns) if turn[0] == prompt}
         first = min(request, key=lambda i: turns[i][2])
         expected |= request - (request & continued or {first})
-    assert unused_choices(nodes, [node.call and node.call.prompt_ids for node in nodes]) == expected
+    prompts = [node.call and node.call.prompt_ids for node in nodes]
+    assert unused_choices(nodes, prompts, [None] * len(nodes)) == expected

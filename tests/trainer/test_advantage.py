@@ -13,8 +13,10 @@ from dataclasses import replace
 import pytest
 from events import Bench, batch, end, llm, rew
 
+from spanloop.schemas.credit import OWN_COUNTS
 from spanloop.schemas.records import Credit, CreditMode, Trajectory
-from spanloop.trainer.advantage import GroupAdvantage, call_credits, group_mean, returns_to_go, shuffled
+from spanloop.streams.assembly import without_calls, without_rows
+from spanloop.trainer.advantage import GroupAdvantage, call_credits, group_mean, returns_to_go, rollout_reward, shuffled
 from spanloop.trainer.groups import ClosedGroup
 
 Make = Callable[..., Trajectory]
@@ -154,6 +156,17 @@ def test_trainer_and_assembler_agree_on_credit_where_a_call_is_in_no_row(mode: C
     bench.give(batch(*calls, begin=True), rew(1.0), batch(end=end(mode=mode, gamma=0.5)))
     found = bench.last()
     assert [c.credit for c in found.calls] == call_credits(found) == [1.0, None, None]
+
+
+@pytest.mark.parametrize("mode", ["identical", "last", "discounted", "step", "sum"])
+def test_a_rollout_whose_rows_did_not_fit_is_compared_as_it_would_be_with_them(mode: CreditMode) -> None:
+    calls = [llm("s1", [1], [2], seq=1), llm("s2", [1, 2, 3], [4], seq=2), llm("s3", None, None, seq=3)]
+    bench = Bench()
+    bench.give(batch(*calls, begin=True), rew(1.0), rew(0.5, "s1", rid="rw-2"), batch(end=end(mode=mode, gamma=0.5)))
+    whole = bench.last()
+    assert rollout_reward(without_rows(whole)) == rollout_reward(whole)
+    assert call_credits(without_rows(whole)) == call_credits(whole)
+    assert rollout_reward(without_calls(whole)) == (None if mode in OWN_COUNTS else 1.0)  # a sum over what is gone
 
 
 @pytest.mark.parametrize("mode", ["unknown", "identical"])

@@ -91,7 +91,12 @@ def test_a_last_call_that_is_filtered_leaves_its_reward_to_the_last_one_kept(con
 
 @pytest.mark.parametrize(
     ("excluded", "reason"),
-    [([], "no_llm_calls"), (["no_token_ids"], "no_token_ids"), (["empty", "undelivered", "empty"], "empty")],
+    [
+        ([], "no_llm_calls"),
+        (["no_token_ids"], "no_token_ids"),
+        (["empty", "undelivered", "empty"], "empty"),
+        (["same_call", "same_call", "multimodal", "unused_choice"], "multimodal"),
+    ],
 )
 def test_a_rollout_without_rows_says_why(excluded: list[str], reason: str) -> None:
     calls = [Call(f"{k}", excluded=why) for k, why in enumerate(excluded)]
