@@ -253,9 +253,9 @@ class Assembler:
         part = self.partitions[attempt.partition]
         if bound is not None:
             attempt.closed = attempt.events
-        digest = attempt.digest()
+        digest = attempt.digest() if bound or attempt.dirty else attempt.emitted  # a large one's takes long
         attempt.dirty = False
-        if bound or digest != attempt.emitted:
+        if digest is not None and (bound or digest != attempt.emitted):
             trajectory = build(attempt, self.policy.rules, digest)
             self.counts["emitted" if attempt.emitted is None else "revisions"] += 1
             found = attempt.findings(trajectory)

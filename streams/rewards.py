@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
@@ -54,7 +55,7 @@ def final_reward(rewards: Sequence[Reward], end: AttemptEnd | None) -> float | N
     if given:
         return max(given)[-1]
     failure = end.context.failure_reward if end is not None and end.failure_class == "agent" else None
-    return failure if failure is not None and math.isfinite(failure) else None
+    return valid(failure)
 
 
 def place(
@@ -86,37 +87,49 @@ def place(
             flags.append("reward_placed_by_order")
         target = reward.span_id if at is None else calls[at].span_id
         refs.append(RewardRef(reward.reward_id, reward.name, reward.scope, value, target, flags))
-    return own, refs
+    return [valid(value) for value in own], refs  # a sum may be past what each reward is within
 
 
 class _Places:
-    """Where step rewards belong. Built once for an attempt, so that a reward costs a few look-ups."""
+    """Where step rewards belong. Built once for an attempt, and only what its rewards ask for; each costs look-ups."""
 
     def __init__(self, calls: Sequence[SpanNode], tree: Tree, used: Sequence[bool], twins: Mapping[int, int]) -> None:
-        self._tree = tree
-        known = [i for i, is_used in enumerate(used) if is_used]
+        self._calls, self._tree = calls, tree
+        self._used = [i for i, is_used in enumerate(used) if is_used]
         unused = [i for i, is_used in enumerate(used) if not is_used]
         self._exact: dict[str, int] = {}  # call's span -> its first used call
-        for i in [*reversed(unused), *reversed(known)]:
+        for i in [*reversed(unused), *reversed(self._used)]:
             self._exact[calls[i].span_id] = twins.get(i, i)
-        self._inside: dict[str, int] = {}  # span -> the last used call in it
-        self._own: dict[str, int] = {}  # the same of calls under the span's own agent
-        members: dict[str, list[int]] = defaultdict(list)
-        for i in reversed(known):  # so a span that is marked needs no other mark, nor does what is above it
-            self._mark(calls[i].span_id, i)
-            members[tree.agent_path(calls[i].span_id)].append(i)
-        self._lines = {path: Line(indices, calls) for path, indices in members.items()}
 
-    def _mark(self, span_id: str, call: int) -> None:
-        path = self._tree.agent_path(span_id)
-        at = self._tree.spans.get(span_id)
-        while at is not None and at.span_id not in self._own and self._tree.agent_path(at.span_id) == path:
-            self._own[at.span_id] = call
-            at = self._tree.parent(at.span_id)
-        at = self._tree.spans.get(span_id)
-        while at is not None and at.span_id not in self._inside:
-            self._inside[at.span_id] = call
-            at = self._tree.parent(at.span_id)
+    @cached_property
+    def _inside(self) -> dict[str, int]:
+        """Span -> the last used call in it."""
+        marks: dict[str, int] = {}
+        for i in reversed(self._used):  # so a span that is marked needs no other mark, nor does what is above it
+            at = self._tree.spans.get(self._calls[i].span_id)
+            while at is not None and at.span_id not in marks:
+                marks[at.span_id] = i
+                at = self._tree.parent(at.span_id)
+        return marks
+
+    @cached_property
+    def _own(self) -> dict[str, int]:
+        """Span -> the last used call in it that is under the span's own agent."""
+        marks: dict[str, int] = {}
+        for i in reversed(self._used):
+            at = self._tree.spans.get(self._calls[i].span_id)
+            path = self._tree.agent_path(self._calls[i].span_id)
+            while at is not None and at.span_id not in marks and self._tree.agent_path(at.span_id) == path:
+                marks[at.span_id] = i
+                at = self._tree.parent(at.span_id)
+        return marks
+
+    @cached_property
+    def _lines(self) -> dict[str, Line]:
+        members: dict[str, list[int]] = defaultdict(list)
+        for i in reversed(self._used):
+            members[self._tree.agent_path(self._calls[i].span_id)].append(i)
+        return {path: Line(indices, self._calls) for path, indices in members.items()}
 
     def target(self, reward: Reward) -> tuple[int | None, bool]:
         """(the call a step reward belongs to, whether it was placed by order). None: it belongs to no call.

@@ -23,12 +23,16 @@ def why_no_key(name: str, value: str) -> str | None:
 
 
 def check_ids(record: object) -> None:
-    """Raises InvalidRecord where an id of an event is no key for what is written about its attempt."""
+    """Raises InvalidRecord where an id of an event is no key for what is written about its attempt.
+
+    A reward whose attempt_id is empty has none, as one with null: it goes to the counting attempt.
+    """
     if not isinstance(record, SpanBatch | Reward):
         return
     wrong = why_no_key("rollout_id", record.rollout_id)
-    if wrong is None and record.attempt_id is not None:
-        wrong = why_no_key("attempt_id", record.attempt_id)
+    attempt_id = record.attempt_id
+    if wrong is None and attempt_id is not None and (attempt_id or isinstance(record, SpanBatch)):
+        wrong = why_no_key("attempt_id", attempt_id)
     if wrong is not None:
         raise InvalidRecord("unsupported", wrong)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from events import Bench, batch, end, llm, rew, span
 
 from spanloop.schemas.records import Attempt
+from spanloop.streams.attempt import OpenAttempt
 from spanloop.streams.messages import Emitted, Late, Policy
 
 
@@ -33,6 +35,24 @@ def test_a_late_root_is_never_emitted_alone_whatever_reread_ends_first() -> None
     assert len(bench.trajectories()) == before
     bench.reread(*second)
     assert (bench.last().span_count, len(bench.last().rows)) == (2, 1)
+
+
+def test_a_duplicate_of_what_was_emitted_costs_no_look_at_all_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    first, last = batch(llm("s1", [1], [2]), begin=True), batch(end=end())
+    bench.give(first, rew(1.0), last)
+    looks: list[str] = []
+    whole = OpenAttempt.digest
+
+    def counted(attempt: OpenAttempt) -> str:
+        looks.append(attempt.attempt_id)
+        return whole(attempt)
+
+    monkeypatch.setattr(OpenAttempt, "digest", counted)
+    bench.give(first, rew(1.0), last)
+    assert (looks, len(bench.trajectories())) == ([], 1)
+    bench.give(rew(0.5, rid="rw-2"))
+    assert (looks, bench.last().revision) == (["at-1"], 3)
 
 
 def test_a_reread_of_a_partition_that_was_lost_brings_nothing() -> None:

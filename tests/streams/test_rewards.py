@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanloop.schemas.errors import InvalidRecord
-from spanloop.schemas.records import Reward, SpanBatch, Trajectory
+from spanloop.schemas.records import AttemptContext, Reward, SpanBatch, Trajectory
 from spanloop.schemas.semconv import AGENT
 from spanloop.streams.assembly import AssemblyRules
 from spanloop.streams.messages import Policy
@@ -189,6 +189,21 @@ def test_an_attempt_without_any_ids_still_has_credit_to_learn_prompts_from() -> 
     found = assembled(batch(*calls, begin=True), rew(1.0), batch(end=end()))
     assert (credits(found), found.rows) == ([1.0, 1.0], [])
     assert "no_token_ids" in found.flags
+
+
+@pytest.mark.parametrize(("failure", "final"), [(-1.0, -1.0), (-1e31, None), (float("nan"), None)])
+def test_a_failure_reward_past_the_bound_is_none_as_in_the_trainer(failure: float, final: float | None) -> None:
+    context = AttemptContext(run_id="run", failure_reward=failure)
+    found = assembled(batch(llm("s1", [1], [2]), begin=True, end=end("failed", failure_class="agent", context=context)))
+    assert (found.final_reward, credits(found)) == (final, [final])
+
+
+def test_step_rewards_whose_sum_is_past_the_bound_are_none_as_in_the_trainer() -> None:
+    two = [rew(1e30, "s1", rid=f"rw-{i}", created=i) for i in range(2)]
+    found = one_call(*two, mode="step")
+    assert (found.calls[0].step_reward, found.calls[0].credit, "unrewarded" in found.flags) == (None, None, True)
+    assert [ref.value for ref in found.rewards] == [1e30, 1e30]
+    assert one_call(*two, rew(-1e30, "s1", rid="rw-3"), mode="step").calls[0].step_reward == 1e30
 
 
 def test_a_reward_past_the_bound_is_refused_with_the_bound() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator
 
 import pytest
-from events import batch, end, span
+from events import Bench, batch, end, llm, rew, span
 
 from spanloop.infra.kafka import Message
 from spanloop.infra.producer import OnDelivery, Producer
@@ -18,7 +18,7 @@ from spanloop.schemas.errors import InvalidRecord
 from spanloop.schemas.records import Attempt, AttemptContext, SpanBatch
 from spanloop.schemas.topics import Record
 from spanloop.streams.shell import Shell
-from spanloop.streams.texts import ID_MAX, TEXT_MAX
+from spanloop.streams.texts import ID_MAX, TEXT_MAX, check_ids
 
 NUMBER = 0
 
@@ -94,6 +94,16 @@ def test_an_end_that_is_too_long_for_attempts_is_told_in_short(shell: Shell, mon
 
 
 LONG = "x" * (ID_MAX + 1)
+
+
+def test_a_reward_with_an_empty_attempt_id_goes_to_the_counting_attempt_as_one_with_null() -> None:
+    reward = rew(1.0, attempt="")
+    check_ids(reward)
+    bench = Bench()
+    bench.give(batch(llm("s1", [1], [2]), begin=True, end=end()), reward)
+    assert bench.last().final_reward == 1.0
+    with pytest.raises(InvalidRecord, match="attempt_id has 1001 characters"):
+        check_ids(rew(1.0, attempt=LONG))
 
 
 @pytest.mark.parametrize(
