@@ -42,17 +42,20 @@ class Tree:
     def parent(self, span_id: str) -> SpanNode | None:
         """The span above a span; None = there is none, or it is not there."""
         node = self.spans.get(span_id)
-        if node is None or node.parent is None or span_id in self._circles:
-            return None
-        return self.spans.get(node.parent)
+        return None if node is None else self._above(node)
+
+    def _above(self, node: SpanNode) -> SpanNode | None:
+        return None if node.parent is None or node.span_id in self._circles else self.spans.get(node.parent)
 
     def agent_path(self, span_id: str) -> str:
         """Names of the agents from the root down to a span, joined by /; one agent's nested spans name it once."""
+        if (known := self._paths.get(span_id)) is not None:
+            return known[0]
         below: list[SpanNode] = []
         at = self.spans.get(span_id)
         while at is not None and at.span_id not in self._paths:
             below.append(at)
-            at = self.parent(at.span_id)
+            at = self._above(at)
         path, last = ("", None) if at is None else self._paths[at.span_id]
         for node in reversed(below):
             if node.agent is not None and node.agent != last:
@@ -149,7 +152,10 @@ def _circles(spans: Mapping[str, SpanNode]) -> set[str]:
     """Spans whose parents lead back to themselves."""
     found: set[str] = set()
     done: set[str] = set()
-    for span_id in spans:
+    for span_id, node in spans.items():
+        if node.parent not in spans or node.parent in done:
+            done.add(span_id)
+            continue
         walked: dict[str, None] = {}
         at: str | None = span_id
         while at is not None and at in spans and at not in done and at not in walked:
