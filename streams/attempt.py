@@ -195,17 +195,15 @@ class OpenAttempt:
 
     def latest_rewards(self) -> list[Reward]:
         """The version of each reward that counts: the higher sequence, then the newer one."""
-        return [
-            max(v, key=lambda n: (n.reward.sequence, n.reward.created_ns, n.digest)).reward
-            for v in self.rewards.values()
-        ]
+        return [(v[0] if len(v) == 1 else max(v, key=_newest)).reward for v in self.rewards.values()]
 
     def conflicts(self) -> int:
         """Spans and rewards that one id tells differently."""
         spans = 0
         if sum(self.sent_spans.values()) > len(self.spans):  # some span was told more than once
             spans = sum(_conflicting(v) for v in self.spans.values() if len(v) > 1)
-        return spans + sum(len({(r.reward.value, r.reward.span_id) for r in v}) > 1 for v in self.rewards.values())
+        told_again = (v for v in self.rewards.values() if len(v) > 1)
+        return spans + sum(len({(r.reward.value, r.reward.span_id) for r in v}) > 1 for v in told_again)
 
     def findings(self, trajectory: Trajectory) -> Counter[str]:
         """What is counted of a revision of it: calls that drifted, conflicts, 1 where a parent never came."""
@@ -244,6 +242,10 @@ def _conflicting(versions: Sequence[SpanNode]) -> bool:
     closed = [n for n in versions if n.end_ns is not None]
     whole = {n.content for n in closed if n.call is None or n.call.delivered}
     return len(whole) > 1
+
+
+def _newest(node: RewardNode) -> tuple[int, int, bytes]:
+    return node.reward.sequence, node.reward.created_ns, node.digest
 
 
 _ident = itemgetter(0)

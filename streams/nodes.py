@@ -102,7 +102,7 @@ def span_node(span: Span, producer: str, partition: int, offset: int) -> SpanNod
 
 def reward_node(reward: Reward, offset: int) -> RewardNode:
     """A reward as it is kept."""
-    return RewardNode(replace(reward, comment=None), digest(reward), offset)
+    return RewardNode(reward if reward.comment is None else replace(reward, comment=None), digest(reward), offset)
 
 
 def end_node(end: AttemptEnd, producer: str, offset: int) -> EndNode:

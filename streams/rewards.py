@@ -77,7 +77,7 @@ def place(
     refs: list[RewardRef] = []
     known = _Places(calls, tree, used, twins) if any(r.scope == "step" for r in rewards) else None
     for reward in sorted(rewards, key=by_time):
-        flags = ["nonfinite_dimension"] if any(not math.isfinite(x) for x in reward.dimensions.values()) else []
+        flags = [] if all(map(math.isfinite, reward.dimensions.values())) else ["nonfinite_dimension"]
         at, placed = known.target(reward) if known is not None and reward.scope == "step" else (None, False)
         value = scalar(reward)
         if at is not None and value is not None:
