@@ -191,6 +191,7 @@ class AssemblerApp(App):
             if positions and not superseded():
                 await self.consumer.seek_wait(positions)
             if not superseded():
+                shell.with_markers.clear()
                 self._ready.set()
 
     # --- work
@@ -207,7 +208,7 @@ class AssemblerApp(App):
         while True:
             messages = await self._queue.get()
             await self._ready.wait()
-            await self._shell().take(messages)
+            await self._shell().take_fetched(messages)
 
     async def _tick(self) -> None:
         while True:

@@ -58,6 +58,7 @@ class Shell:
         self._again = Taking(decoder, None, stop)
         self._figures = Figures(telemetry.meter(settings, NAME), self.core, self._quarantine)
         self._committed: dict[Position, int] = {}
+        self.with_markers: set[Position] = set()  # what lies between their records is no record
 
     def close(self) -> None:
         """Flushes and frees connections."""
@@ -92,6 +93,38 @@ class Shell:
                 self._no_calls.see(record)
             with bound(rollout_id=record and record.rollout_id, attempt_id=record and record.attempt_id):
                 self._carry_out(self.core.add(message, self._clock.now_ns()), raw)
+
+    async def take_fetched(self, messages: Sequence[Raw]) -> None:
+        """Adds what Faust fetched, and before it what Faust has passed over. Raises DataLost.
+
+        Faust drops what it had fetched when a rebalance begins, and counts on a seek to the committed offset, which its
+        driver leaves out where that is 0. The markers of a foreign producer's transactions look alike: a partition in
+        which only these were found is not looked at again before its next assignment.
+        """
+        firsts: dict[Position, int] = {}
+        for raw in messages:
+            firsts.setdefault((raw.topic, raw.partition), raw.offset)
+        for at, offset in firsts.items():
+            part = self.core.partitions.get(at[1])
+            if part is not None and offset > part.held(_source(at[0])).position and at not in self.with_markers:
+                await self._fill(at, part, offset)
+        await self.take(messages)
+
+    async def _fill(self, at: Position, part: Partition, end: int) -> None:
+        found = 0
+
+        async def take(messages: Sequence[Raw]) -> None:
+            nonlocal found
+            found += sum(raw.offset < end for raw in messages)
+            await self.take(messages)
+
+        start = part.held(_source(at[0])).position
+        lost = lambda: self.core.partitions.get(part.number) is not part  # noqa: E731
+        await read(self.settings, NAME, {at: start}, take, lost)
+        if found:
+            log.warning("%s[%d]: %d records from %d on were passed over and have been read again", *at, found, start)
+        else:
+            self.with_markers.add(at)
 
     def _awaits(self, part: Partition, raw: Raw) -> bool:
         """Whether a record is still to be taken into a partition as it was assigned."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from events import Bench, batch, end, llm, rew, span
@@ -17,6 +19,7 @@ from spanloop.infra.taking import Taking
 from spanloop.schemas.errors import InvalidRecord
 from spanloop.schemas.records import Attempt, AttemptContext, SpanBatch
 from spanloop.schemas.topics import Record
+from spanloop.streams import shell as shell_module
 from spanloop.streams.shell import Shell
 from spanloop.streams.texts import ID_MAX, TEXT_MAX, check_ids
 
@@ -70,6 +73,51 @@ def test_a_partition_that_changes_hands_while_a_record_waits_is_read_on_by_who_h
     asyncio.run(play())
     assert shell.core.attempts == {}
     assert (shell.positions(NUMBER)["spans"] if NUMBER in shell.core.partitions else None) == next_offset
+
+
+def sent(settings: Settings, count: int) -> list[Message]:
+    """So many records of one attempt, as they lie in their partition."""
+    event, encode = batch(), encoder(settings)
+    with closing(Producer(settings, "test")) as producer:
+        for i in range(count):
+            producer.send_wait(replace(event, spans=[span(f"s{i}", seq=i)], begin=i == 0), partition=NUMBER)
+    return [
+        Message("spans", NUMBER, i, b"ro-1", encode.encode(replace(event, spans=[span(f"s{i}", seq=i)], begin=i == 0)))
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_records_that_faust_passed_over_are_read_before_those_behind_them(
+    shell: Shell, embedded_settings: Settings, caplog: pytest.LogCaptureFixture, first: int
+) -> None:
+    records = sent(embedded_settings, 4)
+    shell.core.assign(NUMBER, spans=0, rewards=0)
+    asyncio.run(shell.take_fetched(records[:1]))
+    asyncio.run(shell.take_fetched(records[first:]))
+    (attempt,) = shell.core.attempts.values()
+    assert (len(attempt.spans), attempt.spans_first, shell.positions(NUMBER)["spans"]) == (4, 0, 4)
+    assert (f"{first - 1} records from 1 on were passed over" in caplog.text) == (first > 1)
+
+
+def test_transaction_markers_between_records_are_looked_into_once(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+
+    async def read(_: Settings, __: str, starts: object, *___: object) -> bool:
+        looked.append(starts)
+        return True
+
+    async def record_async(*_: object) -> SpanBatch:
+        return batch(span("s1"))
+
+    monkeypatch.setattr(shell_module, "read", read)
+    monkeypatch.setattr(Taking, "record_async", record_async)
+    for offset in (5, 7, 9):  # 6 and 8 are markers
+        asyncio.run(shell.take_fetched([raw(offset)]))
+    assert looked == [{("spans", NUMBER): 6}]
+    assert shell.positions(NUMBER)["spans"] == 10
 
 
 def test_an_end_that_is_too_long_for_attempts_is_told_in_short(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
