@@ -17,7 +17,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, TracebackType
 from typing import Any, TypeVar, cast, overload
 from weakref import WeakSet
 
@@ -193,7 +193,8 @@ def yields(function: object) -> bool:
     while isinstance(function, functools.partial):
         function = cast("functools.partial[object]", function).func
     function = getattr(function, "__func__", function)  # a method's
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function) or function in _yielding
+    made_here = isinstance(function, FunctionType) and function in _yielding  # others may have no hash
+    return made_here or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 _yielding: WeakSet[Callable[..., object]] = WeakSet()  # operations made of generators

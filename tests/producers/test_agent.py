@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -175,6 +176,21 @@ def test_a_module_that_cannot_be_loaded_says_what_and_where(tmp_path: Path, sour
 def test_a_relative_module_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match=r"agent '\.\.rel:f' cannot be loaded: TypeError"):
         resolve("..rel:f")
+
+
+@dataclass  # which takes its hash away
+class Fixed:
+    reward: float
+
+    def __call__(self, task: object) -> float:
+        del task
+        return self.reward
+
+
+def test_an_object_without_a_hash_may_be_an_agent_and_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "made", Fixed(2.0), raising=False)
+    assert resolve(f"{__name__}:made").run(JOB) == 2.0
+    assert operation(Fixed(3.0))(None) == 3.0
 
 
 def test_modules_of_the_current_folder_and_beside_a_file_are_found(
