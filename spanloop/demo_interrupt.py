@@ -1,10 +1,10 @@
 """Ctrl-C: the moment from which everything that is still to be closed has its share of five seconds.
 
-0        2.5       3.3      3.8        4.5  4.8
-├─────────┼─────────┼────────┼──────────┼────┤
-writers   sink is   sink,    report,    services end
-stop      up to     export   hints      the rest is killed
-          the end   stop
+0 s      2.2       2.8      3.3        4.4      4.6
+├─────────┼─────────┼────────┼──────────┼────────┤
+writers   sink is   sink,    report,    what is left
+stop      up to     export   services   is killed
+          the end   stop     end
 """
 
 from __future__ import annotations
