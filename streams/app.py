@@ -109,6 +109,7 @@ class AssemblerApp(App):
 
     async def on_first_start(self) -> None:
         await super().on_first_start()
+        self._folder.cleanup()  # Faust has made it and keeps nothing in it; one that is killed leaves it to nobody
         await asyncio.to_thread(wait_for_registry, self.settings, self._leaving)
         await asyncio.to_thread(commit_first_offsets, self.settings, NAME)
         self.shell = await asyncio.to_thread(self.make_shell)
@@ -130,7 +131,6 @@ class AssemblerApp(App):
         await super().on_shutdown()
         if self.shell is not None:
             await asyncio.to_thread(self.shell.close)
-        self._folder.cleanup()
 
     @property
     def is_ready(self) -> bool:

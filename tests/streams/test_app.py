@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from random import randbytes
 
 import pytest
@@ -277,15 +278,20 @@ def test_a_commit_that_a_rebalance_overtook_is_made_again_and_nothing_is_emitted
     assert len({(t.attempt_id, t.revision, t.input_digest) for t in found if isinstance(t, Trajectory)}) == 2
 
 
-def test_the_faust_command_runs_it_and_a_signal_ends_it(each_settings: Settings, producer: Producer) -> None:
+def test_the_faust_command_runs_it_without_a_file_and_a_signal_ends_it(
+    each_settings: Settings, producer: Producer, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "faust", "-A", "spanloop.streams.app", "worker", "--without-web", "-l", "warn"]
     process = subprocess.Popen(
-        command, env={"PATH": "/usr/bin:/bin", **each_settings.environment()}, cwd=each_settings.home
+        command,
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path), **each_settings.environment()},
+        cwd=each_settings.home,
     )
     try:
         producer.send(batch(llm("s1", [1], [2]), begin=True, end=end(span_count=1)))
         producer.flush()
         trajectories(each_settings, lambda t: "at-1" in t)
+        assert list(tmp_path.iterdir()) == []  # as it is now, a kill -9 would leave it
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
     finally:
