@@ -6,7 +6,7 @@
 
 Faust gives partitions and records. The records are taken as its consumer fetched them: its streams cost a third of a
 millisecond each. It never acknowledges: it would commit past gaps, and past a record whose handling failed. Offsets are
-committed here, after `Shell.settle`. On assignment a raw reader catches up to the end, forty times as fast as Faust,
+committed here, after `Shell.settle`. On assignment a raw reader catches up to the end, many times as fast as Faust,
 and Faust goes on from there. Whatever is not foreseen stops the worker.
 """
 
