@@ -29,17 +29,10 @@ from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, SpanloopError
 from ..schemas.topics import REWARDS, SPANS
 from .crash import meaning
+from .faust_consumer import Batches
 from .faust_offsets import commit, end_offsets
 from .faust_settings import faust_settings
-from .faust_types import (
-    TP,
-    App,
-    BootStrategy,
-    Consumer,
-    Message,
-    Service,
-    Transport,
-)
+from .faust_types import TP, App, BootStrategy, Message, Transport
 from .first_offsets import commit_first_offsets, committed_offsets
 from .messages import SOURCES, Policy, Source
 from .offsets import overtaken
@@ -48,7 +41,6 @@ from .shell import NAME, Shell
 log = logging.getLogger(__name__)
 
 QUEUED_BATCHES = 4
-FETCH_TIMEOUT_S = 1.0
 FETCH_WAIT_MS = 50
 TICK_S = 0.05
 COMMIT_S = 0.2
@@ -61,20 +53,6 @@ class _ConsumerOnly(BootStrategy):
 
     enable_kafka_producer = False
     enable_web = False
-
-
-class _Batches(Consumer):
-    """A consumer that hands on what it fetched at once; Faust's own makes two tasks, an event and a stream of each."""
-
-    app: AssemblerApp
-
-    async def _drain_messages(self, fetcher: Service) -> None:
-        while not (self.should_stop or fetcher.should_stop):
-            batch = [message async for _, message in self.getmany(timeout=FETCH_TIMEOUT_S)]
-            if batch:
-                await self.app.forward(batch)
-            else:  # it may have returned without having waited
-                await asyncio.sleep(0)
 
 
 class AssemblerApp(App):
@@ -102,7 +80,7 @@ class AssemblerApp(App):
 
     def _new_transport(self) -> Transport:
         made = super()._new_transport()
-        made.Consumer = _Batches
+        made.Consumer = Batches
         return made
 
     # --- life

@@ -30,9 +30,19 @@ if TYPE_CHECKING:
 
         should_stop: bool
 
+    class ConsumerThread(Service):
+        """The thread in which aiokafka's consumer lives."""
+
+        def __init__(self, consumer: Consumer, *, loop: object, beacon: object) -> None: ...
+        async def on_thread_stop(self) -> None: ...
+
     class Consumer(Service):
         """The group member."""
 
+        loop: object
+        beacon: object
+
+        def _new_consumer_thread(self) -> ConsumerThread: ...
         def highwater(self, tp: TP) -> int | None: ...
         def assignment(self) -> set[TP]: ...
         async def seek_wait(self, partitions: Mapping[TP, int]) -> None: ...
@@ -92,6 +102,7 @@ else:
     from faust import App
     from faust.app.base import BootStrategy
     from faust.transport.base import Transport
+    from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread as ConsumerThread
     from faust.transport.drivers.aiokafka import Consumer
     from faust.types import TP, Message
     from mode import Service
@@ -101,6 +112,7 @@ __all__ = [
     "App",
     "BootStrategy",
     "Consumer",
+    "ConsumerThread",
     "KafkaError",
     "Message",
     "NoOffsetForPartitionError",

@@ -1,14 +1,17 @@
-"""What is told of an assembler that does not come to its work."""
+"""What is told of an assembler that does not come to its work, and how it leaves one whose broker is away."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from importlib import import_module
 from typing import Any
 
 import pytest
 from faults.parts import FORESEEN
+from in_thread import in_thread
+from waiting import GONE_WITHIN_S, until
 
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.settings import Settings
@@ -18,6 +21,8 @@ from spanloop.streams.app import AssemblerService
 from spanloop.streams.shell import Shell
 
 ERRORS: Any = import_module("aiokafka.errors")  # it has no types
+
+AWAY_S = 1.0  # it notices, and waits to fetch again
 
 
 class CutOff:
@@ -83,6 +88,15 @@ def test_topics_that_are_not_told_of_are_told_as_an_absence(
     monkeypatch.setattr(app, "AssemblerApp", Unknown)
     with pytest.raises(Unavailable, match=f"{embedded_settings.bootstrap}.*UnknownTopicOrPartitionError"):
         AssemblerService(embedded_settings).run(threading.Event())
+
+
+def test_it_leaves_at_once_while_its_broker_is_away(embedded_settings: Settings, broker: EmbeddedBroker) -> None:
+    service = AssemblerService(embedded_settings)
+    with in_thread(service, GONE_WITHIN_S):
+        until(lambda: service.app is not None and service.app.is_ready, "the assembler to be ready")
+        broker.set_down()
+        time.sleep(AWAY_S)
+    broker.set_up()
 
 
 def test_a_fault_of_its_own_is_told_as_it_is(embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

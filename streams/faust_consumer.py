@@ -1,0 +1,49 @@
+"""Faust's consumer, as far as it has to be another one here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Protocol
+
+from .faust_types import Consumer, ConsumerThread, Message, Service
+
+FETCH_TIMEOUT_S = 1.0
+
+
+class Forward(Protocol):
+    """The app, which takes what was fetched."""
+
+    async def forward(self, messages: Sequence[Message]) -> None:
+        """Takes it; waits while enough of it is waiting."""
+        ...
+
+
+class _Thread(ConsumerThread):
+    async def on_thread_stop(self) -> None:
+        """Ends a consumer whose broker is away, too: aiokafka cancels what then waits to fetch, and is cancelled by it.
+
+        Faust would take that for its own end, and who stops it would wait a minute for a thread that is gone.
+        """
+        try:
+            await super().on_thread_stop()
+        except asyncio.CancelledError:
+            await attrgetter("_consumer._client")(self).close()
+
+
+class Batches(Consumer):
+    """A consumer that hands on what it fetched at once; Faust's own makes two tasks, an event and a stream of each."""
+
+    app: Forward
+
+    def _new_consumer_thread(self) -> ConsumerThread:
+        return _Thread(self, loop=self.loop, beacon=self.beacon)
+
+    async def _drain_messages(self, fetcher: Service) -> None:
+        while not (self.should_stop or fetcher.should_stop):
+            batch = [message async for _, message in self.getmany(timeout=FETCH_TIMEOUT_S)]
+            if batch:
+                await self.app.forward(batch)
+            else:  # it may have returned without having waited
+                await asyncio.sleep(0)
