@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from . import feeding, harms
-from .flow import LIMITS
 from .harms import Harm, back, frozen, kill, replaced, start, thawed
 from .rig import Rig
 
@@ -60,7 +59,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("gateway_killed", "kill", harms.gateway_killed, start("gateway")),
     Fault("sink_killed", "kill", harms.sink_killed, start("sink-a"), touches="clickhouse"),
     Fault("trainer_killed", "kill", kill("trainer"), start("trainer")),
-    Fault("worker_frozen", "freeze", harms.worker_frozen, thawed("worker-a"), hold_s=LIMITS.unresponsive_s + 3),
+    Fault("worker_frozen", "freeze", harms.worker_frozen, thawed("worker-a"), hold_s=2.0),
     Fault("controller_frozen", "freeze", frozen("controller-a", "controller-b"), thawed("controller-a", "controller-b"),
           hold_s=2.0),
     Fault("assembler_frozen", "freeze", frozen("assembler-a"), thawed("assembler-a"), hold_s=2.0),

@@ -13,9 +13,9 @@ from spanloop.infra.settings import Settings
 from spanloop.infra.taking import Taking
 from spanloop.schemas import ids
 from spanloop.schemas.errors import SpanloopError, Unavailable
-from spanloop.schemas.records import Batch, Decision, Limits, Rollout, Task
+from spanloop.schemas.records import Batch, Decision, Limits, Rollout, SpanBatch, Task
 from spanloop.schemas.serde import Decoder
-from spanloop.schemas.topics import BATCHES, DECISIONS, ROLLOUTS, Record
+from spanloop.schemas.topics import BATCHES, DECISIONS, ROLLOUTS, SPANS, Record
 
 from .seen import Fed
 
@@ -119,16 +119,17 @@ class Flow:
 
 
 class Watch:
-    """Which rollouts have ended, which groups are in a batch and which are decided on, by the log."""
+    """Which rollouts and attempts have ended, which groups are in a batch and which are decided on, by the log."""
 
     def __init__(self, settings: Settings) -> None:
         self.finished: set[str] = set()
+        self.ends: dict[str, str] = {}  # attempt -> status of its first end marker
         self.trained: set[str] = set()
         self.decided: set[str] = set()
         self.failure: SpanloopError | None = None  # why it watches no more
         self._registry = Registry(settings.registry_url)
         self._reader = Reader(settings, "faults-watch")
-        self._reader.assign_topics([ROLLOUTS, BATCHES, DECISIONS])
+        self._reader.assign_topics([ROLLOUTS, BATCHES, DECISIONS, SPANS])
         self._stop = threading.Event()
         self._taking = Taking(Decoder(self._registry), None, self._stop)  # poison is passed over
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -162,6 +163,8 @@ class Watch:
     def _note(self, record: Record | None) -> None:
         if isinstance(record, Rollout) and record.final:
             self.finished.add(record.rollout_id)
+        elif isinstance(record, SpanBatch) and record.end is not None:
+            self.ends.setdefault(record.attempt_id, record.end.status)
         elif isinstance(record, Batch):
             self.trained.update(record.groups)
         elif isinstance(record, Decision):

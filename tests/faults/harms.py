@@ -63,7 +63,8 @@ def gateway_killed(rig: Rig) -> None:
     rig.parts.kill9("gateway")
 
 
-def _worker_caught(rig: Rig, name: str) -> None:
+def _worker_caught(rig: Rig, name: str) -> set[str]:
+    """Leaves it standing still; returns the attempts in its hands."""
     child = rig.parts.children[name]
     held: set[str] = set()
 
@@ -79,6 +80,7 @@ def _worker_caught(rig: Rig, name: str) -> None:
         return all(a in ends and ends[a].status in LOST_TOUCH for a in held)
 
     rig.strike(f"{name} lost {sorted(held)}, which are closed by others", given_up)
+    return held
 
 
 def worker_killed(rig: Rig) -> None:
@@ -88,8 +90,12 @@ def worker_killed(rig: Rig) -> None:
 
 
 def worker_frozen(rig: Rig) -> None:
-    """SIGSTOP in the middle of its agents' work."""
-    _worker_caught(rig, "worker-a")
+    """SIGSTOP in the middle of its agents' work, for as long as it takes the controller to give them up.
+
+    A controller that has just taken over gives every worker its whole time again.
+    """
+    held = _worker_caught(rig, "worker-a")
+    rig.wait(lambda: held <= rig.flow.watch.ends.keys(), f"the end of {sorted(held)}, which stand still")
 
 
 def sink_killed(rig: Rig) -> None:
