@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import TypeVar
 
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from ..infra import process, telemetry
+from ..infra.bounded import Bounded, side_by_side
 from ..infra.clickhouse import check_prefix, connect
 from ..infra.clickhouse_client import Client, code_of, is_memory, unavailable
 from ..infra.clock import Clock, SystemClock
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 GROUP = "sink"
 SINK_TOPICS = tuple(TOPICS.values())
 RETRY_S = 0.5
+LEAVE_S = 3.0  # what the last batch gets once it is told to stop
 # An insert is a few seconds' work at most. One that hangs is given up in time for the group, which a member leaves that
 # has not polled for five minutes.
 INSERT_TIMEOUT_S = 60
@@ -110,9 +113,8 @@ class Sink:
 
     def _write(self, messages: Sequence[Message], read: Read | None, since: Since) -> None:
         batches = Batches(messages, self._decoder.writer, read)
-        with ThreadPoolExecutor(INSERTS_AT_ONCE) as threads:
-            for done in [threads.submit(self._insert, batches, *landed) for landed in self._landed(batches)]:
-                done.result()
+        landed = list(self._landed(batches))
+        side_by_side([partial(self._insert, batches, *where) for where in landed], INSERTS_AT_ONCE)
         portions = list(batches.portions.values())
         for portion in portions:
             self._report(portion)
@@ -219,7 +221,7 @@ class SinkService:
             _reach(lambda: check_prefix(client, settings.clickhouse_database, settings.prefix), stop)
             if (producer := _reach(lambda: Producer(settings, GROUP), stop)) is None:
                 return
-            stack.callback(producer.close)
+            stack.callback(producer.close, LEAVE_S)
             registry = stack.enter_context(closing(connect_registry(settings)))
             figures = SinkFigures(telemetry.meter(settings, "sink"))
             stack.callback(figures.close)
@@ -232,7 +234,10 @@ class SinkService:
                 producer.check()  # without dead letters one bad record would be the end
                 sink.write(messages, read, since)
 
-            Pump(join, write, self._policy).run(stop)
+            pump, bounded = Pump(join, write, self._policy), Bounded(stop, LEAVE_S)
+            stack.callback(bounded.close)
+            # a broker or a ClickHouse that answers no more would hold it for ever; what is not committed is read again
+            bounded("the sink's last batch", lambda: pump.run(stop), math.inf)
 
 
 def _reach(open_it: Callable[[], T], stop: threading.Event) -> T | None:

@@ -12,6 +12,7 @@ from typing import cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
 
+from ..infra.bounded import Bounded
 from ..infra.clock import Clock
 from ..infra.kafka import Names, Position
 from ..infra.kafka_config import FENCED, REFUSED, refused
@@ -22,7 +23,6 @@ from ..infra.taking import Taking
 from ..schemas.errors import DeliveryFailed, Fenced, NotAllowed, SpanloopError, Unavailable
 from ..schemas.records import Assignment, Rollout, SpanBatch
 from ..schemas.serde import Encoder
-from .bounded import Bounded
 from .controller import ControllerPolicy, ControllerState, Event, Out, Placed, Tick, step
 from .controller_restore import restore
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from .faust_types import Consumer, ConsumerThread, Message, Service
 
 FETCH_TIMEOUT_S = 1.0
+LEAVE_S = 2.0  # what the group gets to hear that its member leaves
 
 
 class Forward(Protocol):
@@ -24,11 +25,12 @@ class _Thread(ConsumerThread):
     async def on_thread_stop(self) -> None:
         """Ends a consumer whose broker is away, too: aiokafka cancels what then waits to fetch, and is cancelled by it.
 
-        Faust would take that for its own end, and who stops it would wait a minute for a thread that is gone.
+        Faust would take that for its own end, and who stops it would wait a minute for a thread that is gone. A broker
+        that does not answer is not waited for either.
         """
         try:
-            await super().on_thread_stop()
-        except asyncio.CancelledError:
+            await asyncio.wait_for(super().on_thread_stop(), LEAVE_S)
+        except (asyncio.CancelledError, asyncio.TimeoutError):
             await attrgetter("_consumer._client")(self).close()
 
 

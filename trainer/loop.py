@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 Point = Literal["recorded", "stepped", "checkpointed", "published", "decided"]
 Hook = Callable[[Point, int], None]
 POLL_S = 0.05
+FLUSH_S, LEAVE_S = 30.0, 3.0  # for what is not acknowledged yet: at the end of its work, and once told to stop
 EPOCHS, METRICS = "epochs.json", "metrics.jsonl"
 
 
@@ -282,7 +283,7 @@ class TrainerService:
                 return
             registry = stack.enter_context(closing(connect(settings)))
             producer = Producer(settings, f"trainer-{config.trainer_id}")
-            stack.callback(producer.close)
+            stack.callback(lambda: producer.close(LEAVE_S if stop.is_set() else FLUSH_S))
             taking = Taking(Decoder(registry), Quarantine(producer, "trainer", settings.dlq_limit), stop)
             feed = KafkaFeed(settings, config.run_id, taking)
             stack.callback(feed.close)

@@ -24,7 +24,7 @@ GROUP_SIZE = 4
 # Tasks not yet done that the feeder keeps in front of the controller.
 AHEAD = 120
 REWARDS = 7
-LIMITS = Limits(max_attempts=6, timeout_s=60.0, unresponsive_s=9.0, claim_s=6.0)
+LIMITS = Limits(max_attempts=6, timeout_s=100.0, unresponsive_s=9.0, claim_s=6.0)
 RETRY_S = 0.5
 POLL_S = 0.2
 
