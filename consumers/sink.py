@@ -237,7 +237,8 @@ class SinkService:
             pump, bounded = Pump(join, write, self._policy), Bounded(stop, LEAVE_S)
             stack.callback(bounded.close)
             # a broker or a ClickHouse that answers no more would hold it for ever; what is not committed is read again
-            bounded("the sink's last batch", lambda: pump.run(stop), math.inf)
+            last = f"storing the last batch at {client.where} or committing it on {settings.bootstrap}"
+            bounded(last, lambda: pump.run(stop), math.inf)
 
 
 def _reach(open_it: Callable[[], T], stop: threading.Event) -> T | None:

@@ -14,7 +14,6 @@ from ..schemas.errors import Unavailable
 POLL_S = 0.1
 # What a call may still take once its caller was told to stop; the whole program promises five seconds.
 STOP_PATIENCE_S = 2.0
-WHY = "is a broker down?"
 
 
 @dataclass(slots=True)
@@ -52,12 +51,11 @@ class Bounded:
                 told = now
             if told is not None and now - told > self._patience_s:
                 self.stuck = True
-                raise Unavailable(f"{name} goes on {now - told:.1f} s after it was told to stop; {WHY}")
+                raise Unavailable(f"{name} goes on {now - told:.1f} s after it was told to stop; is that down?")
             if now - begun > limit_s:
                 self.stuck = True
-                raise Unavailable(
-                    f"{name} did not come back after {now - begun:.1f} s: {limit_s:g} s are the limit; {WHY}"
-                )
+                took = f"{now - begun:.1f} s: {limit_s:g} s are the limit"
+                raise Unavailable(f"{name} did not come back after {took}; is a broker down?")
         if call.error is not None:
             raise call.error
 
