@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import MutableMapping
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,6 +30,10 @@ Event = MutableMapping[str, Any]
 PLAIN = (int, float, type(None))
 # Libraries that tell of every request, or repeat what they raise.
 QUIET = ("httpx", "httpcore", "urllib3", "aiokafka", "faust", "mode", "asyncio", "clickhouse_connect", "uvicorn")
+# What one of those says again within so many seconds, with other values or not, is left out: some say every few
+# milliseconds that a broker is away.
+AGAIN_S = 5.0
+REMEMBERED = 1000
 # What another handler's formatter may have left in the record.
 FORMATTED = frozenset({"message", "asctime"})
 _masker = Masker()
@@ -64,6 +69,25 @@ def masked(text: str) -> str:
     return _masker(text)
 
 
+class _Seldom(logging.Filter):
+    """Lets a library say a thing once in `AGAIN_S`; tracebacks are all let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] not in QUIET or record.exc_info:
+            return True
+        what, now_s = (record.name, str(record.msg)), time.monotonic()
+        if now_s - self._said_s.get(what, -AGAIN_S) < AGAIN_S:
+            return False
+        if len(self._said_s) >= REMEMBERED:  # some put values into what they say
+            self._said_s.clear()
+        self._said_s[what] = now_s
+        return True
+
+
 class _Handler(TextHandler):
     """Writes to what is standard error at the time, which tests and daemons replace.
 
@@ -73,6 +97,7 @@ class _Handler(TextHandler):
 
     def __init__(self, masker: Masker, *, as_json: bool) -> None:
         super().__init__(sys.stderr)
+        self.addFilter(_Seldom())
         self._make = lambda: formatter(masker, as_json=as_json)
 
     def emit(self, record: logging.LogRecord) -> None:

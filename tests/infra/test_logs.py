@@ -73,6 +73,31 @@ def test_what_a_library_keeps_for_itself_in_every_record_is_not_written(capsys: 
     assert (line["topic"], sorted(line)) == ("spans", ["at", "level", "logger", "message", "topic"])
 
 
+def test_a_library_that_says_the_same_every_few_milliseconds_is_heard_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
+    logs.configure()
+    library = logging.getLogger("aiokafka.client")
+    for number in range(100):
+        library.error("no connection to node %s", number)
+    library.error("something else")
+    now_s += logs.AGAIN_S
+    library.error("no connection to node %s", 100)
+    lines = said(capsys, "aiokafka")
+    assert [line.rpartition("ERROR ")[2] for line in lines] == [
+        "no connection to node 0", "something else", "no connection to node 100",
+    ]  # fmt: skip
+
+
+def test_our_own_lines_are_all_written(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure()
+    for number in range(3):
+        logging.getLogger("spanloop.test").error("told %d", number)
+    assert len(said(capsys, "spanloop.test")) == 3
+
+
 def test_ids_are_those_of_the_context_and_not_of_another_thread() -> None:
     seen: list[dict[str, str]] = []
     with bound(rollout_id="ro-1"):
