@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 GROUP = "sink"
 SINK_TOPICS = tuple(TOPICS.values())
 RETRY_S = 0.5
-LEAVE_S = 3.0  # what the last batch gets once it is told to stop
+LEAVE_S = 3.0  # for the last batch once it is told to stop, and for leaving the group
 # An insert is a few seconds' work at most. One that hangs is given up in time for the group, which a member leaves that
 # has not polled for five minutes.
 INSERT_TIMEOUT_S = 60
@@ -212,7 +212,16 @@ class SinkService:
         self._policy = policy
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set. Raises DataLost, TooManyDeadLetters, ConfigError."""
+        """Until `stop` is set. Raises DataLost, TooManyDeadLetters, ConfigError.
+
+        Unavailable where it does not come to its end then; what it has not committed is read again by the next one.
+        """
+        bounded = Bounded(stop, LEAVE_S)
+        # who answers no more would hold it for ever: a client of Kafka knows no limit for a commit
+        bounded(f"the sink, for ClickHouse or {self._settings.bootstrap},", lambda: self._sink(stop), math.inf)
+        bounded.close()
+
+    def _sink(self, stop: threading.Event) -> None:
         settings = self._settings
         with ExitStack() as stack:
             if (client := _reach(lambda: connect(settings, timeout_s=INSERT_TIMEOUT_S), stop)) is None:
@@ -234,11 +243,7 @@ class SinkService:
                 producer.check()  # without dead letters one bad record would be the end
                 sink.write(messages, read, since)
 
-            pump, bounded = Pump(join, write, self._policy), Bounded(stop, LEAVE_S)
-            stack.callback(bounded.close)
-            # a broker or a ClickHouse that answers no more would hold it for ever; what is not committed is read again
-            last = f"storing the last batch at {client.where} or committing it on {settings.bootstrap}"
-            bounded(last, lambda: pump.run(stop), math.inf)
+            Pump(join, write, self._policy).run(stop)
 
 
 def _reach(open_it: Callable[[], T], stop: threading.Event) -> T | None:

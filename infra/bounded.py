@@ -51,7 +51,9 @@ class Bounded:
                 told = now
             if told is not None and now - told > self._patience_s:
                 self.stuck = True
-                raise Unavailable(f"{name} goes on {now - told:.1f} s after it was told to stop; is that down?")
+                raise Unavailable(
+                    f"{name} goes on {now - told:.1f} s after it was told to stop; is what it waits for down, or slow?"
+                )
             if now - begun > limit_s:
                 self.stuck = True
                 took = f"{now - begun:.1f} s: {limit_s:g} s are the limit"
@@ -73,14 +75,14 @@ class Bounded:
 
 
 def side_by_side(works: Iterable[Callable[[], object]], at_once: int) -> None:
-    """Runs all of them, so many at once. Raises what the first that failed raised; those not begun by then are not run.
+    """Runs all of them, so many at once, whatever they raise; then raises what the first that failed raised.
 
     Unlike those of a pool, its threads do not keep a process that ends meanwhile.
     """
     left, failures = deque(works), list[BaseException]()
 
     def work() -> None:
-        while not failures:
+        while True:
             try:
                 one = left.popleft()
             except IndexError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,11 +19,15 @@ from . import logs
 from .kafka_config import wait_for_broker
 from .settings import Settings
 
+log = logging.getLogger(__name__)
+
 # A process that finds no broker says so within ten seconds, its start and its imports included.
 BROKER_PATIENCE_S = 5.0
 # New objects until the young are looked through, such rounds until the middle-aged are, such until all are.
 GC_THRESHOLDS = (50_000, 20, 50)
 LEAVE_S = 5.0  # what a process gets to leave in once its parent is gone
+STOPPED_S = 4.7  # what a part gets once it is told to stop
+OURS = "spanloop."
 
 
 class Part(Protocol):
@@ -66,10 +72,50 @@ def _watch_parent() -> None:
     os._exit(1)
 
 
-def run_until_signalled(part: Part) -> None:
-    """Runs one part as this process: SIGTERM and SIGINT stop it, a second one ends the process at once."""
+def run_until_signalled(part: Part, leave_s: float | None = STOPPED_S) -> None:
+    """Runs one part as this process: SIGTERM and SIGINT stop it, a second one ends the process at once.
+
+    Where something still runs `leave_s` after the stop, or after the part ended, it is named and the process is ended
+    by force, as if it were killed: what a client of a broker or a thread of an agent's waits for may never come. None:
+    the part takes the time it needs.
+    """
     collect_seldom()
-    part.run(stop_on_signal())
+    leaving = _Leaving(stop_on_signal(), leave_s)
+    try:
+        part.run(leaving.stop)
+        leaving.status = 0
+    finally:
+        leaving.stop.set()
+
+
+class _Leaving:
+    """Ends this process in time once `stop` is set."""
+
+    def __init__(self, stop: threading.Event, leave_s: float | None) -> None:
+        self.stop = stop
+        self.status = 1
+        if leave_s is not None:
+            threading.Thread(target=self._watch, args=(leave_s,), name="leaving", daemon=True).start()
+
+    def _watch(self, leave_s: float) -> None:
+        self.stop.wait()
+        time.sleep(leave_s)
+        log.warning("ended by force %g s after it was told to stop, in %s", leave_s, "; ".join(_still_running()))
+        sys.stdout.flush()
+        os._exit(self.status)
+
+
+def _still_running() -> list[str]:
+    """Where each thread is that keeps this process, in our own code if it is there."""
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented, for debugging
+    out: list[str] = []
+    for thread in threading.enumerate():
+        if thread.daemon or (frame := frames.get(thread.ident or 0)) is None:
+            continue
+        stack = [(f.f_globals.get("__name__", ""), f) for f, _ in traceback.walk_stack(frame)]
+        module, at = next((found for found in stack if found[0].startswith(OURS)), stack[0])
+        out.append(f"{thread.name} at {module}:{at.f_lineno} ({at.f_code.co_name})")
+    return out
 
 
 def collect_seldom() -> None:
@@ -83,11 +129,11 @@ def collect_seldom() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def main(make: Callable[[Settings], Part], *, broker: bool = True) -> None:
+def main(make: Callable[[Settings], Part], *, broker: bool = True, leave_s: float | None = STOPPED_S) -> None:
     """The entry point of `python -m spanloop.<room>.<part>`: an error made on purpose is a message and status 1.
 
     `make` gets the settings of this process. `broker`: the part needs one, and without one it is said within ten
-    seconds, start and imports included.
+    seconds, start and imports included. `leave_s`: see `run_until_signalled`.
     """
     logs.configure(level="INFO")
     try:
@@ -95,7 +141,7 @@ def main(make: Callable[[Settings], Part], *, broker: bool = True) -> None:
         logs.configure(settings, level="INFO")
         if broker:
             wait_for_broker(settings, BROKER_PATIENCE_S)
-        run_until_signalled(make(settings))
+        run_until_signalled(make(settings), leave_s)
     except SpanloopError as error:
         sys.exit(logs.masked(f"{type(error).__name__}: {error}"))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["counter", "gauge", "histogram"]
 EXPORTER = "opentelemetry-exporter-otlp-proto-http"
-CLOSE_TIMEOUT_MS = 3000
+CLOSE_TIMEOUT_MS = 1000
 TELL_EVERY_S = 1.0
 
 # Everything else in METRICS is a counter.

@@ -278,7 +278,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 recycle=o.recycle,
                 drain_s=o.drain_s,
             ),
-        )
+        ),
+        leave_s=process.STOPPED_S + o.drain_s,
     )
 
 

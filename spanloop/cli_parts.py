@@ -11,7 +11,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from spanloop.cli import app, connected, out, reached, settings_of
-from spanloop.infra.process import run_until_signalled
+from spanloop.infra.process import STOPPED_S, run_until_signalled
 from spanloop.parts import Together
 from spanloop.schemas.errors import ConfigError
 
@@ -110,7 +110,7 @@ def worker(
         drain_s=drain_s,
     )
     settings = connected(context, "gateway_url")
-    run_until_signalled(WorkerService(settings, agent, policy))
+    run_until_signalled(WorkerService(settings, agent, policy), STOPPED_S + drain_s)
 
 
 @app.command()
@@ -159,4 +159,4 @@ def train(
     from spanloop.trainer.step import import_verl
 
     import_verl()  # here a signal ends the process at once; a running trainer would heed it only seconds later
-    run_until_signalled(TrainerService(settings, chosen))
+    run_until_signalled(TrainerService(settings, chosen), None)  # after the step it is at

@@ -11,6 +11,7 @@ from .faust_types import Consumer, ConsumerThread, Message, Service
 
 FETCH_TIMEOUT_S = 1.0
 LEAVE_S = 2.0  # what the group gets to hear that its member leaves
+CLOSE_S = 0.5  # what connections get: one with TLS waits for its peer
 
 
 class Forward(Protocol):
@@ -26,12 +27,16 @@ class _Thread(ConsumerThread):
         """Ends a consumer whose broker is away, too: aiokafka cancels what then waits to fetch, and is cancelled by it.
 
         Faust would take that for its own end, and who stops it would wait a minute for a thread that is gone. A broker
-        that does not answer is not waited for either.
+        that does not answer is not waited for either: what is left behind here ends with the thread's loop.
         """
-        try:
-            await asyncio.wait_for(super().on_thread_stop(), LEAVE_S)
-        except (asyncio.CancelledError, asyncio.TimeoutError):
-            await attrgetter("_consumer._client")(self).close()
+        ending = asyncio.ensure_future(super().on_thread_stop())
+        await asyncio.wait([ending], timeout=LEAVE_S)
+        if ending.done() and not ending.cancelled():
+            ending.result()
+            return
+        ending.cancel()
+        closing = asyncio.ensure_future(attrgetter("_consumer._client")(self).close())
+        await asyncio.wait([closing], timeout=CLOSE_S)
 
 
 class Batches(Consumer):

@@ -35,7 +35,7 @@ from .texts import check_ids, short
 log = logging.getLogger(__name__)
 
 NAME = "assembler"
-FLUSH_S = 3.0
+FLUSH_S = 1.5
 YIELD_EVERY = 20
 
 

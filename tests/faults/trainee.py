@@ -50,4 +50,4 @@ def make(_: TrainerConfig) -> ToyTrainer:
 if __name__ == "__main__":
     loop.make_trainer = make
     toy = config(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-    process.main(lambda settings: loop.TrainerService(settings, toy))
+    process.main(lambda settings: loop.TrainerService(settings, toy), leave_s=None)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import GONE_WITHIN_S
 
 from spanloop.infra import process
 from spanloop.infra.settings import Settings
@@ -14,6 +15,7 @@ from spanloop.schemas.errors import ConfigError
 
 PART = """
 import sys, threading
+from spanloop.infra.bounded import Bounded
 from spanloop.infra.process import main
 
 class Part:
@@ -28,7 +30,9 @@ main(lambda settings: Part(), broker=False)
 
 
 def started(after: str) -> subprocess.Popen[str]:
-    child = subprocess.Popen([sys.executable, "-c", PART.format(after=after)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", PART.format(after=after)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "running\n"
     return child
@@ -49,12 +53,32 @@ def test_a_parts_process_looks_for_cycles_seldom_and_not_among_its_modules() -> 
 
 
 def test_a_second_signal_ends_a_part_that_does_not_leave() -> None:
-    with started("threading.Event().wait()") as child:
+    with started("while True: threading.Event().wait(0.01)") as child:
         child.send_signal(signal.SIGTERM)
         assert child.stdout is not None
         assert child.stdout.readline() == "flushing\n"
         child.send_signal(signal.SIGTERM)
         assert child.wait() == 128 + signal.SIGTERM
+
+
+STUCK = "threading.Thread(target=threading.Event().wait, name='an agent').start()"
+
+
+def test_what_keeps_a_part_that_ended_well_is_named_and_left() -> None:
+    with started(STUCK) as child:
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=GONE_WITHIN_S)
+    assert "ended by force" in said
+    assert "an agent at threading" in said
+    assert child.returncode == 0
+
+
+def test_a_part_that_does_not_leave_is_ended_by_force_and_says_where_it_was() -> None:
+    with started("Bounded(threading.Event())('a call', threading.Event().wait, 600)") as child:
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=GONE_WITHIN_S)
+    assert "MainThread at spanloop.infra.bounded" in said
+    assert child.returncode == 1
 
 
 def test_an_error_made_on_purpose_is_a_message_and_no_traceback() -> None:
