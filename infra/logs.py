@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -30,8 +30,8 @@ Event = MutableMapping[str, Any]
 PLAIN = (int, float, type(None))
 # Libraries that tell of every request, or repeat what they raise.
 QUIET = ("httpx", "httpcore", "urllib3", "aiokafka", "faust", "mode", "asyncio", "clickhouse_connect", "uvicorn")
-# What one of those says again within so many seconds, with other values or not, is left out: some say every few
-# milliseconds that a broker is away.
+# What one of those says again within so many seconds is left out: some say every few milliseconds that a broker is
+# away.
 AGAIN_S = 5.0
 REMEMBERED = 1000
 # What another handler's formatter may have left in the record.
@@ -69,22 +69,29 @@ def masked(text: str) -> str:
     return _masker(text)
 
 
-class _Seldom(logging.Filter):
-    """Lets a library say a thing once in `AGAIN_S`; tracebacks are all let through."""
+class Seldom(logging.Filter):
+    """Lets a library say a thing once in `AGAIN_S`, and then how often it was said in between; tracebacks always."""
 
-    def __init__(self) -> None:
+    def __init__(self, steady_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._said_s: dict[tuple[str, str], float] = {}
+        self._steady_s = steady_s
+        self._said: dict[tuple[str, int, str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """False where it is left out."""
         if record.name.partition(".")[0] not in QUIET or record.exc_info:
             return True
-        what, now_s = (record.name, str(record.msg)), time.monotonic()
-        if now_s - self._said_s.get(what, -AGAIN_S) < AGAIN_S:
+        first = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
+        what, now_s = (record.name, record.levelno, str(record.msg), first), self._steady_s()
+        said_s, left_out = self._said.get(what, (now_s - AGAIN_S, 0))
+        if now_s - said_s < AGAIN_S:
+            self._said[what] = said_s, left_out + 1
             return False
-        if len(self._said_s) >= REMEMBERED:  # some put values into what they say
-            self._said_s.clear()
-        self._said_s[what] = now_s
+        if len(self._said) >= REMEMBERED:  # some put values into what they say
+            self._said.clear()
+        self._said[what] = now_s, 0
+        if left_out:
+            record.msg = f"{record.msg} (and {left_out} times like it before)"
         return True
 
 
@@ -97,7 +104,7 @@ class _Handler(TextHandler):
 
     def __init__(self, masker: Masker, *, as_json: bool) -> None:
         super().__init__(sys.stderr)
-        self.addFilter(_Seldom())
+        self.addFilter(Seldom())
         self._make = lambda: formatter(masker, as_json=as_json)
 
     def emit(self, record: logging.LogRecord) -> None:
