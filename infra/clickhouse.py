@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import clickhouse_connect
 from clickhouse_connect.driver.exceptions import ClickHouseError
+from urllib3 import Timeout
 
 from ..schemas.errors import ConfigError
 from .clickhouse_client import Client, Driver, is_not_now, refused, unavailable
@@ -43,7 +44,8 @@ def connect(settings: Settings, *, readonly: bool = False, timeout_s: int = READ
     """A client whose database is the settings'; the database need not exist yet.
 
     readonly: for people's queries; nothing can be written and no setting changed. timeout_s: how long a statement may
-    keep silent. Raises Unavailable, ConfigError.
+    keep silent; the first question, what it is, is answered within seconds or not at all. Raises Unavailable,
+    ConfigError.
     """
     url = urlsplit(settings.clickhouse_url)
     if not url.hostname:
@@ -53,14 +55,15 @@ def connect(settings: Settings, *, readonly: bool = False, timeout_s: int = READ
     logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # its warnings repeat the exceptions it raises
     where = f"{url.hostname}:{_port(url)}"
     try:
-        driver = _driver(url, {"readonly": 1} if readonly else {}, timeout_s)
+        driver = _driver(url, {"readonly": 1} if readonly else {})
+        driver.timeout = Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s)
     except ClickHouseError as error:
         raise (unavailable if is_not_now(error) else refused)(error, where) from error
     driver.database = settings.clickhouse_database
     return Client(driver, where)
 
 
-def _driver(url: SplitResult, settings: dict[str, Any], timeout_s: int) -> Driver:
+def _driver(url: SplitResult, settings: dict[str, Any]) -> Driver:
     return _get_client(
         host=url.hostname,
         port=_port(url),
@@ -69,7 +72,7 @@ def _driver(url: SplitResult, settings: dict[str, Any], timeout_s: int) -> Drive
         secure=url.scheme == "https",
         autogenerate_session_id=False,  # a session would let only one query of a client run at a time
         connect_timeout=CONNECT_TIMEOUT_S,
-        send_receive_timeout=timeout_s,
+        send_receive_timeout=CONNECT_TIMEOUT_S,
         settings=settings,
     )
 

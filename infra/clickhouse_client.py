@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
+from urllib3 import Timeout
 
 from ..schemas.errors import ConfigError, Unavailable
 
@@ -37,6 +38,7 @@ class Driver(Protocol):
     """The part of clickhouse-connect's client that is used; its own annotations stop short."""
 
     database: str | None
+    timeout: Timeout
 
     def query(self, query: str, *, parameters: Parameters, settings: Parameters) -> Result: ...
     def command(self, cmd: str, *, parameters: Parameters, settings: Parameters, use_database: bool) -> object: ...

@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime  # not the builtin one before Python 3.11
 from contextlib import closing
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
+from functools import partial
 from importlib import metadata
 from typing import TypeVar, cast
 
@@ -26,6 +27,7 @@ from ..schemas.errors import SpanloopError, Unavailable
 from ..schemas.records import Task
 from ..schemas.serde import Decoder, schema_json
 from ..schemas.topics import ASSIGNMENTS, ATTEMPTS, ROLLOUTS, TASKS, TOPICS, Topic
+from .bounded import side_by_side
 from .facts import (
     BrokerFacts,
     ClickHouseFacts,
@@ -184,10 +186,13 @@ def _registry(settings: Settings) -> RegistryFacts:
     ours = {topic.subject(settings.prefix): topic for topic in TOPICS.values()}
     with closing(connect(settings)) as registry:
         here = [ours[subject] for subject in registry.subjects() if subject in ours]
-        with ThreadPoolExecutor(REGISTRY_THREADS) as pool:
-            found = {t.name: pool.submit(_subject, registry, t, t.subject(settings.prefix)) for t in here}
-        subjects = {name: subject.result() for name, subject in found.items()}
-        return RegistryFacts(subjects, _ahead_s(registry))
+        subjects: dict[str, SubjectFacts] = {}
+
+        def ask(topic: Topic) -> None:
+            subjects[topic.name] = _subject(registry, topic, topic.subject(settings.prefix))
+
+        side_by_side([partial(ask, topic) for topic in here], REGISTRY_THREADS)
+        return RegistryFacts({topic.name: subjects[topic.name] for topic in here}, _ahead_s(registry))
 
 
 def _subject(registry: Registry, topic: Topic, subject: str) -> SubjectFacts:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Reason = Annotated[str | None, typer.Option(help="Why, for people.")]
 Name = Annotated[str, typer.Argument(help="A rollout's id, or a run's.")]
 IsRun = Annotated[bool, typer.Option("--run", help="A run that nothing is known of yet.")]
+ORDER_S = 10.0  # what a broker gets to take an order
 STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -191,15 +192,16 @@ def _order(context: typer.Context, action: str, name: str, *, run: bool, reason:
 
 
 def _send(settings: Settings, task: Task, said: str) -> None:
-    from contextlib import closing
-
     from spanloop.infra.producer import Producer
     from spanloop.streams.controller_orders import why_refused
 
     if wrong := why_refused(task):
         raise ConfigError(wrong)
-    with closing(Producer(settings, "order")) as producer:
-        ack = producer.send_wait(task)
+    producer = Producer(settings, "order")
+    try:
+        ack = producer.send_wait(task, ORDER_S)
+    finally:
+        producer.close(0)
     out.print(f"{said}: sent as tasks[{ack.partition}]@{ack.offset}", highlight=False, soft_wrap=True)
 
 
