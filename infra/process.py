@@ -27,6 +27,7 @@ BROKER_PATIENCE_S = 5.0
 GC_THRESHOLDS = (50_000, 20, 50)
 LEAVE_S = 5.0  # what a process gets to leave in once its parent is gone
 STOPPED_S = 4.7  # what a part gets once it is told to stop
+LOOK_S = 0.1
 OURS = "spanloop."
 
 
@@ -85,6 +86,7 @@ def run_until_signalled(part: Part, leave_s: float | None = STOPPED_S) -> None:
         part.run(leaving.stop)
         leaving.status = 0
     finally:
+        leaving.over = True
         leaving.stop.set()
 
 
@@ -93,6 +95,7 @@ class _Leaving:
 
     def __init__(self, stop: threading.Event, leave_s: float | None) -> None:
         self.stop = stop
+        self.over = False  # the part has ended
         self.status = 1
         if leave_s is not None:
             threading.Thread(target=self._watch, args=(leave_s,), name="leaving", daemon=True).start()
@@ -100,6 +103,8 @@ class _Leaving:
     def _watch(self, leave_s: float) -> None:
         self.stop.wait()
         time.sleep(leave_s)
+        while self.over and threading.main_thread().is_alive():  # who ran the part has more to do
+            time.sleep(LOOK_S)
         log.warning("ended by force %g s after it was told to stop, in %s", leave_s, "; ".join(_still_running()))
         sys.stdout.flush()
         os._exit(self.status)
