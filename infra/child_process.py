@@ -114,7 +114,7 @@ class ChildProcess:
             if select.select([out], [], [], POLL_S)[0]:
                 url = out.readline().decode().strip()
                 left_s = max(1.0, self._deadline - time.monotonic())
-                if url and httpx.get(url + self._health, timeout=left_s).is_success:
+                if url and self._answers(url + self._health, left_s):
                     self.url = url
             if not self.url and self._child.poll() is not None:
                 break
@@ -124,6 +124,13 @@ class ChildProcess:
             f"{self._name} did not answer within {self._timeout_s:g} s (exit status {self._child.poll()}): "
             f"{self._tail() or 'it said nothing'}"
         )
+
+    def _answers(self, address: str, timeout_s: float) -> bool:
+        try:
+            return httpx.get(address, timeout=timeout_s).is_success
+        except httpx.TransportError as error:  # it is held, or has ended since
+            log.debug("%s at %s: %r", self._name, address, error)
+            return False
 
     def _tail(self) -> str:
         self._log.seek(0)
