@@ -88,7 +88,7 @@ def _runs(pid: int) -> bool:
 
 
 def script(name: str, *arguments: object, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """A script of `kafka/`, begun.
+    """A script of `kafka/`, begun in a session of its own: a Ctrl-C is for its owner, who ends it.
 
     Output to a pipe would be held open by the service that the script leaves behind, so only stderr is read.
     """
@@ -99,6 +99,7 @@ def script(name: str, *arguments: object, environment: Mapping[str, str] | None 
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(environment or {})},
+        start_new_session=True,
     )
 
 
@@ -126,13 +127,29 @@ def stop_with_owner(folders: Sequence[Path]) -> subprocess.Popen[bytes]:
 
 
 def finish(processes: Sequence[subprocess.Popen[str]], timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits for scripts. Raises Unavailable with what the failed ones said."""
+    """Waits for scripts. Raises Unavailable with what the failed ones said. None goes on where it is interrupted."""
+    try:
+        _finish(processes, timeout_s)
+    except BaseException:
+        for process in processes:
+            _kill(process)
+        raise
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Ends a script with what it runs in its own session; a service that it has left behind has another."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _finish(processes: Sequence[subprocess.Popen[str]], timeout_s: float) -> None:
     failures: list[str] = []
     for process in processes:
         try:
             _, told = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process)
             failures.append(f"{process.args} did not end within {timeout_s:g} s")
             continue
         if process.returncode:

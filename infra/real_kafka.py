@@ -26,6 +26,8 @@ K = TypeVar("K", bound="RealKafka")
 
 JAVA = 17
 CCOMPAT = "/apis/ccompat/v7"
+JAVA_TIMEOUT_S = 10.0  # a sound one tells its version in a tenth of a second
+ABORT_S = 2.0  # what a start that is interrupted leaves its processes
 FETCH_TIMEOUT_S = 900.0  # Maven fetches 150 MB
 PORTS = 3  # of a node: plaintext, controller, SASL_SSL
 SASL_USER = "spanloop"
@@ -51,7 +53,11 @@ def missing(dist: Path | None = None) -> str | None:
     java = shutil.which("java")
     if java is None:
         return f"no java on the path: a Java {JAVA} runtime is needed"
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    asked = [java, "-version"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=JAVA_TIMEOUT_S).stderr
+    except subprocess.TimeoutExpired:
+        return f"{java} did not tell its version within {JAVA_TIMEOUT_S:g} s: version {JAVA} or later is needed"
     found = re.search(r'version "(\d+)', told)
     if found is None or int(found[1]) < JAVA:
         return f"java is {told.splitlines()[0] if told else 'silent'}: version {JAVA} or later is needed"
@@ -114,6 +120,9 @@ class RealKafka:
         self.registry_url = f"http://{LOOPBACK}:{self._registry_port}{CCOMPAT}" if registry else ""
         try:
             self._start()
+        except KeyboardInterrupt:
+            self.close(within_s=ABORT_S)
+            raise
         except BaseException:
             self.close()
             raise
@@ -206,8 +215,6 @@ class RealKafka:
         self._owned.close()
 
     def _stop_all(self, *flags: str, within_s: float | None = None) -> None:
-        for node in self._nodes.values():
-            node.signal(signal.SIGCONT)  # one that is held would not hear that it is to end
         stop_all(self._folders, *flags, within_s=within_s)
 
     def __enter__(self: K) -> K:

@@ -8,10 +8,14 @@ python -m spanloop.infra.stack --home runs/up --kafka    a real Kafka and regist
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import shlex
+import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -59,6 +63,7 @@ OWN_SERVICES = {
 }
 # In ClickHouse's folder: the Kafka cluster and the prefix whose records its tables hold.
 LOG_ID = "log-id"
+LOG = "stderr.log"  # all that is there of a start that was stopped before it made tables
 LOCK = "stack.lock"
 FOR_SHELLS = "env.sh"
 EMBEDDED_NOTE = (
@@ -175,13 +180,21 @@ def choose_tables(path: Path, log_id: str | None) -> None:
 
     Rows are told apart by their offsets, and every log begins at 0: in one table, rows of two logs replace each other.
     """
+    if path.exists() and all(file.name == LOG for file in path.iterdir()):
+        shutil.rmtree(path)
     if path.exists() and not _holds(path, log_id):
-        kept = path.with_name(f"{path.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(path.stat().st_mtime))}")
+        kept = _name_aside(path)
         path.rename(kept)
         log.warning("the tables of an earlier start, which had another log, are kept in %s", kept)
     for earlier in path.parent.glob(f"{path.name}-*"):
         if not path.exists() and _holds(earlier, log_id):
             earlier.rename(path)
+
+
+def _name_aside(path: Path) -> Path:
+    name = f"{path.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(path.stat().st_mtime))}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(kept for kept in map(path.with_name, names) if not kept.exists())
 
 
 def _holds(path: Path, log_id: str | None) -> bool:
@@ -192,7 +205,13 @@ def _holds(path: Path, log_id: str | None) -> bool:
 def serve(home: Path, *, kafka: bool = False, prefix: str = "spanloop", partitions: int = 4) -> None:
     """Runs a stack until SIGTERM or SIGINT; once all is ready writes its addresses, as a JSON line and for shells."""
     stop = stop_on_signal(second_kills=False)
-    with EmbeddedStack(home, prefix=prefix, partitions=partitions, kafka=kafka) as stack:
+    try:
+        with _signals_interrupt(stop):
+            stack = EmbeddedStack(home, prefix=prefix, partitions=partitions, kafka=kafka)
+    except KeyboardInterrupt:
+        log.warning("told to stop before all was up: what was started is ended")
+        return
+    with stack:
         environment = stack.settings.environment()
         if not kafka:
             sys.stderr.write(EMBEDDED_NOTE.format(bootstrap=stack.settings.bootstrap) + "\n")
@@ -203,6 +222,27 @@ def serve(home: Path, *, kafka: bool = False, prefix: str = "spanloop", partitio
             sys.stdout.flush()
             while not stop.wait(POLL_S):  # a bare wait() would hold signals back on some platforms
                 pass
+
+
+@contextmanager
+def _signals_interrupt(stop: threading.Event) -> Generator[None]:
+    """Has the first signal raise KeyboardInterrupt too: in a start, many calls wait that know of no event."""
+
+    def interrupt(number: int, frame: object) -> None:
+        del number, frame
+        first = not stop.is_set()
+        stop.set()
+        if first:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ if [ -s "$DIR/pid" ]; then
   ours() { case "$(ps -ww -o args= -p "$PID" 2>/dev/null)" in *"kafka.Kafka "* | *apicurio-registry*) ;; *) return 1 ;; esac; }
   if ours; then
     kill "$PID" 2>/dev/null || true
+    kill -CONT "$PID" 2>/dev/null || true  # one that is held would not hear that it is to end
     for _ in $(seq "${STOP_TENTHS:-100}"); do ours || break; sleep 0.1; done
     if ours; then
       echo "process $PID of $DIR did not end within ${STOP_TENTHS:-100} tenths of a second and was killed" >&2

@@ -21,7 +21,7 @@ from spanloop.infra import admin, real_kafka
 from spanloop.infra.embedded_registry import EmbeddedRegistry
 from spanloop.infra.kafka import METADATA_TIMEOUT_S, Reader
 from spanloop.infra.kafka import admin as kafka_admin
-from spanloop.infra.kafka_node import stop_all
+from spanloop.infra.kafka_node import finish, stop_all
 from spanloop.infra.owner import owned
 from spanloop.infra.producer import Producer
 from spanloop.infra.real_kafka import LOCK, RealCluster, RealKafka, free_port, missing
@@ -53,6 +53,14 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert f"fetch.sh {tmp_path}" in (missing(tmp_path) or "")
     (tmp_path / "complete").touch()
     assert missing(tmp_path) is None
+
+
+def test_a_java_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "java").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(real_kafka, "JAVA_TIMEOUT_S", 0.1)
+    assert f"{tmp_path / 'java'} did not tell its version within 0.1 s" in (missing(tmp_path) or "")
 
 
 def test_without_jars_it_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +130,33 @@ def test_what_had_to_be_killed_is_told(
             assert node.wait() == (-signal.SIGKILL if told else -signal.SIGTERM)
         assert told in caplog.text
         assert bool(caplog.text) is bool(told)
+
+
+def test_a_process_that_is_held_ends_in_order_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print(flush=True); input()", "apicurio-registry"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as held:
+        assert held.stdout is not None
+        held.stdout.readline()
+        (tmp_path / "pid").write_text(str(held.pid))
+        held.send_signal(signal.SIGSTOP)
+        stop_all([tmp_path])
+        assert held.wait() == -signal.SIGTERM
+
+
+def test_a_start_that_is_interrupted_leaves_no_script_that_goes_on() -> None:
+    class Interrupted(subprocess.Popen[str]):
+        def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+            del input, timeout
+            raise KeyboardInterrupt
+
+    line = "sleep 600 & echo $!; wait"
+    with Interrupted(["bash", "-c", line], stdout=subprocess.PIPE, text=True, start_new_session=True) as starting:
+        assert starting.stdout is not None
+        below = int(starting.stdout.readline())
+        with pytest.raises(KeyboardInterrupt):
+            finish([starting])
+        assert starting.returncode == -signal.SIGKILL
+    until(lambda: gone(below), "what the script ran")
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import gone
+from waiting import LIMIT_S, gone, until
 
 from spanloop.infra import admin
+from spanloop.infra import stack as stack_module
 from spanloop.infra.clickhouse import connect
 from spanloop.infra.embedded_clickhouse import ClickHouseProcess
 from spanloop.infra.real_kafka import missing
 from spanloop.infra.settings import Settings
-from spanloop.infra.stack import FOR_SHELLS, LOCK, LOG_ID, EmbeddedStack, choose_tables
+from spanloop.infra.stack import FOR_SHELLS, LOCK, LOG_ID, EmbeddedStack, choose_tables, serve
 from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.topics import TOPICS
 
@@ -27,12 +28,14 @@ from spanloop.schemas.topics import TOPICS
 class Process:
     """`python -m spanloop.infra.stack`, started by this test."""
 
-    def __init__(self, home: Path, *flags: str) -> None:
+    def __init__(self, home: Path, *flags: str, ready: bool = True) -> None:
         command = [sys.executable, "-m", "spanloop.infra.stack", "--home", str(home), "--prefix", "p", *flags]
         self.child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_without_settings()
         )
         assert self.child.stdout is not None
+        if not ready:
+            return
         line = self.child.stdout.readline()
         self.addresses: dict[str, str] = json.loads(line) if line else {}
 
@@ -45,7 +48,7 @@ class Process:
     def stop(self, number: int) -> tuple[int, str]:
         """(status, what it wrote to stderr)."""
         self.child.send_signal(number)
-        _, told = self.child.communicate(timeout=60)
+        _, told = self.child.communicate(timeout=LIMIT_S)
         return self.child.returncode, told
 
 
@@ -102,7 +105,7 @@ def test_an_interrupt_ends_it_as_well(running: Process) -> None:
 def test_a_real_kafka_keeps_its_records_and_schemas_between_starts(tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason) if os.environ.get("CI") != "true" else pytest.fail(reason)
-    (tmp_path / "clickhouse").mkdir()  # of an embedded start
+    (tmp_path / "clickhouse" / "metadata").mkdir(parents=True)  # of an embedded start
     ids: list[Any] = []
     for rows in range(2):
         process = Process(tmp_path, "--kafka")
@@ -148,6 +151,27 @@ def test_tables_come_back_with_the_log_whose_records_they_hold(tmp_path: Path) -
     choose_tables(path, None)
     assert not path.exists()
     assert sorted((kept / "rows").read_text() for kept in tmp_path.iterdir()) == ["embedded", "of first", "of second"]
+
+
+def test_tables_set_aside_in_one_second_are_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "clickhouse"
+    for rows in ("first", "second", "third"):
+        path.mkdir()
+        (path / "rows").write_text(rows)
+        os.utime(path, (0, 0))
+        choose_tables(path, None)
+    assert sorted((kept / "rows").read_text() for kept in tmp_path.iterdir()) == ["first", "second", "third"]
+
+
+def test_a_start_that_was_stopped_before_there_were_tables_leaves_none_to_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "clickhouse"
+    for folder in (path, tmp_path / "clickhouse-of-the-log"):
+        folder.mkdir()
+        (folder / "stderr.log").touch()
+    (tmp_path / "clickhouse-of-the-log" / LOG_ID).write_text("first")
+    choose_tables(path, "first")
+    assert list(tmp_path.iterdir()) == [path]
+    assert (path / LOG_ID).exists()
 
 
 def test_a_second_start_in_a_home_is_refused_and_leaves_the_first_one_alone(tmp_path: Path) -> None:
@@ -196,6 +220,55 @@ def test_an_interrupt_while_it_starts_does_not_wait_for_clickhouse(
     assert process.url == ""
     assert gone(process.pid)
     assert not (tmp_path / "clickhouse" / "metadata").exists()  # which it makes first of all
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_starts_is_heeded_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    class Slow(EmbeddedStack):
+        def __init__(self, *_: object, **__: object) -> None:
+            signal.raise_signal(number)
+            pytest.fail("its start went on")
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(stack_module, "EmbeddedStack", Slow)
+    try:
+        serve(tmp_path)
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("begun", ["stack.lock", "clickhouse/stderr.log", "clickhouse/metadata"])
+def test_what_a_stopped_start_leaves_is_started_from_again(tmp_path: Path, begun: str) -> None:
+    process = Process(tmp_path, ready=False)
+    until((tmp_path / begun).exists, begun)
+    status, told = process.stop(signal.SIGTERM)
+    assert status == 0
+    assert "Traceback" not in told
+    with EmbeddedStack(tmp_path, prefix="p") as stack:
+        check_topics_and_tables(stack.settings)
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", ["kafka/server.properties", "kafka/data/meta.properties", "kafka/pid"])
+def test_a_stopped_start_of_a_real_kafka_leaves_no_process_and_a_sound_folder(tmp_path: Path, begun: str) -> None:
+    if reason := missing():
+        pytest.skip(reason) if os.environ.get("CI") != "true" else pytest.fail(reason)
+    process = Process(tmp_path, "--kafka", ready=False)
+    until((tmp_path / begun).exists, begun)
+    status, told = process.stop(signal.SIGTERM)
+    assert (status, "Traceback" in told) == (0, False)
+    until(lambda: str(tmp_path) not in _commands(), "what it started")
+    with EmbeddedStack(tmp_path, prefix="p", kafka=True) as stack:
+        check_topics_and_tables(stack.settings)
+
+
+def _commands() -> str:
+    return subprocess.run(["ps", "-ww", "-e", "-o", "args="], capture_output=True, text=True, check=True).stdout
 
 
 def test_without_clickhouse_it_needs_none(tmp_path: Path) -> None:
