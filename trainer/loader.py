@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Literal
 
 from ..infra.clock import Clock, SystemClock
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 # Which distribution log-probs are of: before the temperature, or the one drawn from.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 BEAT_S = 1.0
+FLUSH_S, LEAVE_S = 30.0, 3.0  # for what is not acknowledged yet: at the end of its work, and once told to stop
+BEATS_S = 1.0  # for a heartbeat under way, which waits where the queue is full
 PUBLISH_S = 30.0  # a trainer that is starting has published its first version by then
 # No integer: tokens stamped with it have no version, and are never trained.
 UNVERIFIED = "unverified"
@@ -93,19 +95,20 @@ class LoaderService:
         """Loads until `stop`. Raises Fenced where another live loader has the engine, Unavailable without Kafka."""
         if not wait_for_registry(self._settings, stop):
             return
-        with (
-            closing(Producer(self._settings, self._name)) as producer,
-            closing(Reader(self._settings, self._name)) as reader,
-            closing(connect(self._settings)) as registry,
-            closing(EngineClient(self._url, self._policy)) as engine,
-        ):
+        with ExitStack() as stack:
+            producer = Producer(self._settings, self._name)
+            stack.callback(lambda: producer.close(LEAVE_S if stop.is_set() else FLUSH_S))
+            reader = stack.enter_context(closing(Reader(self._settings, self._name)))
+            registry = stack.enter_context(closing(connect(self._settings)))
+            engine = stack.enter_context(closing(EngineClient(self._url, self._policy)))
             quarantine = Quarantine(producer, self._name, self._settings.dlq_limit, self._clock)
             inbox = LoaderLog(reader, Taking(Decoder(registry), quarantine, stop), self._lease, self._versions)
             inbox.catch_up(stop)
             self._claim(producer, inbox, stop)
             self._published_by_s = self._clock.steady_s() + PUBLISH_S
             ended = threading.Event()
-            beats = threading.Thread(target=self._beat, args=(producer, ended), name=f"{self._name}-beats")
+            name = f"{self._name}-beats"
+            beats = threading.Thread(target=self._beat, args=(producer, ended), name=name, daemon=True)
             beats.start()
             try:
                 while not stop.is_set():
@@ -116,7 +119,7 @@ class LoaderService:
             finally:
                 ended.set()
                 self._changed.set()
-                beats.join()
+                beats.join(BEATS_S)
                 self._tell(producer, goodbye=True)
 
     def _claim(self, producer: Producer, inbox: LoaderLog, stop: threading.Event) -> None:
