@@ -46,8 +46,19 @@ class Taking:
             return None
         return found
 
+    def within(self, message: Message, timeout_s: float, check: Check | None = None) -> Record | None:
+        """The same for who tries again: Unavailable comes after a wait of so long, and its reason is told once."""
+        try:
+            found = self.once(message, check)
+        except Unavailable as error:
+            self._tell(message, error)
+            self.stop.wait(timeout_s)
+            raise
+        self._went_on()
+        return found
+
     def record(self, message: Message, check: Check | None = None) -> Record | None:
-        """The same, waiting while the registry cannot be reached; None too where told to stop meanwhile."""
+        """As `once`, waiting while the registry cannot be reached; None too where told to stop meanwhile."""
         while True:
             try:
                 found = self.once(message, check)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from spanloop.infra.clock import ManualClock
-from spanloop.infra.kafka import Position
+from spanloop.infra.kafka import METADATA_TIMEOUT_S, Position
 from spanloop.schemas.errors import DeliveryFailed
 from spanloop.schemas.records import Batch, Decision, Resource, Trajectory, Worker
 from spanloop.schemas.topics import Record
@@ -28,6 +28,7 @@ from spanloop.trainer.metrics import StepReport
 from spanloop.trainer.step import StepResult
 
 Make = Callable[..., Trajectory]
+AWAY_S = 30.0
 POINTS: tuple[Point, ...] = ("recorded", "stepped", "checkpointed", "published", "decided")
 
 
@@ -57,14 +58,22 @@ class MemoryFeed:
     chance: random.Random
     clock: ManualClock
     silent: int = 0  # polls that give nothing at first, as a fresh consumer's do
+    away: threading.Event | None = None  # nothing answers, until after AWAY_S this is set
     at: dict[Position, int] = field(default_factory=dict[Position, int])
     ends: dict[Position, int] = field(default_factory=dict[Position, int])
+    away_s: float = 0.0
 
     def start(self, offsets: Mapping[Position, int] | None) -> None:
         self.at = dict(offsets or {("trajectories", p): 0 for p in range(len(self.log.trajectories))})
 
     def poll(self, timeout_s: float) -> list[Logged]:
         del timeout_s
+        if self.away is not None:
+            self.clock.advance(1.0)
+            self.away_s += 1.0
+            if self.away_s >= AWAY_S:
+                self.away.set()
+            return []
         if self.silent:
             self.silent -= 1
             return []
@@ -81,11 +90,12 @@ class MemoryFeed:
     def offsets(self) -> dict[Position, int]:
         return dict(self.at)
 
-    def mark(self) -> None:
+    def mark(self, timeout_s: float = METADATA_TIMEOUT_S) -> None:
+        del timeout_s
         self.ends = {("trajectories", p): len(own) for p, own in enumerate(self.log.trajectories)}
 
     def reached(self) -> bool:
-        return all(self.at[p] >= end for p, end in self.ends.items())
+        return self.away is None and all(self.at[p] >= end for p, end in self.ends.items())
 
     def close(self) -> None:
         return
@@ -168,12 +178,19 @@ class Run:
     trainer: ToyTrainer = field(default_factory=ToyTrainer)
     clock: ManualClock = field(default_factory=ManualClock)
 
-    def start(self, hook: Hook = nothing, *, broken: bool = False, silent: int = 0) -> TrainerLoop:
-        """Runs one process to its end."""
+    def start(
+        self,
+        hook: Hook = nothing,
+        *,
+        broken: bool = False,
+        silent: int = 0,
+        stopped_in_outage: threading.Event | None = None,
+    ) -> TrainerLoop:
+        """Runs one process to its end; `stopped_in_outage` is set once its feed was away for AWAY_S."""
         self.seed += 1
         self.config.model_dir.mkdir(parents=True, exist_ok=True)
         (self.config.model_dir / "config.json").write_text("{}")
-        feed = MemoryFeed(self.log, random.Random(self.seed), self.clock, silent)
+        feed = MemoryFeed(self.log, random.Random(self.seed), self.clock, silent, stopped_in_outage)
         policy = self.config.policy
         journal = MemoryJournal(self.log, Lineage(policy), Engines(policy))
         self.trainer = ToyTrainer()
@@ -181,7 +198,7 @@ class Run:
         loop = TrainerLoop(
             self.config, feed, journal, self.trainer, clock=self.clock, on_step=[self.reports.append], hook=hook
         )
-        loop.run(threading.Event())
+        loop.run(stopped_in_outage or threading.Event())
         return loop
 
     @property

@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..infra.kafka import Message, Position, Reader
+from ..infra.kafka import METADATA_TIMEOUT_S, Message, Position
 from ..infra.settings import Settings
 from ..infra.taking import Taking
 from ..schemas.errors import InvalidRecord, Unavailable
 from ..schemas.records import Row, Trajectory
 from ..schemas.topics import TRAJECTORIES, Record
+from .stoppable import StoppableReader
 
 log = logging.getLogger(__name__)
 
 NS_PER_MS = 1_000_000
+MARK_S = 1.0  # of each turn of the loop, while no broker answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Feed(Protocol):
         """Where to read on after everything that `poll` has given out."""
         ...
 
-    def mark(self) -> None:
-        """Remembers the log's end as it is now."""
+    def mark(self, timeout_s: float = METADATA_TIMEOUT_S) -> None:
+        """Remembers the log's end as it is now. Raises Unavailable where no broker tells it in time."""
         ...
 
     def reached(self) -> bool:
@@ -56,14 +58,26 @@ class Feed(Protocol):
         ...
 
 
-def marked(feed: Feed) -> bool:
-    """Marks the log's end; False where the broker does not tell it, as in an outage, which a waiting trainer bears."""
-    try:
-        feed.mark()
-    except Unavailable as error:
-        log.warning("groups that are due wait: %s", error)
-        return False
-    return True
+@dataclass(slots=True)
+class Marker:
+    """Marks a log's end in an outage too, which a waiting trainer bears; that is told once."""
+
+    feed: Feed
+    waits: bool = False
+
+    def marked(self) -> bool:
+        """False where the broker does not tell the end."""
+        try:
+            self.feed.mark(MARK_S)
+        except Unavailable as error:
+            if not self.waits:
+                log.warning("groups that are due wait: %s", error)
+            self.waits = True
+            return False
+        if self.waits:
+            log.warning("goes on")
+        self.waits = False
+        return True
 
 
 def check(record: Record) -> None:
@@ -93,7 +107,7 @@ class KafkaFeed:
     def __init__(self, settings: Settings, run_id: str, taking: Taking) -> None:
         self._run_id = run_id
         self._taking = taking
-        self._reader = Reader(settings, "trainer-feed")
+        self._reader = StoppableReader(settings, "trainer-feed", taking.stop)
         self._raw: deque[Message] = deque()
         self._offsets: dict[Position, int] = {}
         self._ends: dict[Position, int] = {}
@@ -112,9 +126,8 @@ class KafkaFeed:
         while self._raw:
             message = self._raw[0]
             try:
-                found = self._taking.once(message, check)
-            except Unavailable as error:  # the record is fine: it is tried again, and nothing is skipped
-                log.warning("waiting for the schema registry: %s", error)
+                found = self._taking.within(message, timeout_s, check)
+            except Unavailable:  # the record is fine: it is tried again, and nothing is skipped
                 break
             self._raw.popleft()
             self._offsets[message.topic, message.partition] = message.offset + 1
@@ -125,8 +138,8 @@ class KafkaFeed:
     def offsets(self) -> dict[Position, int]:
         return dict(self._offsets)
 
-    def mark(self) -> None:
-        self._ends = self._reader.ends()
+    def mark(self, timeout_s: float = METADATA_TIMEOUT_S) -> None:
+        self._ends = {p: self._reader.watermarks(p, timeout_s)[1] for p in self._reader.assignment()}
 
     def reached(self) -> bool:
         return not self._raw and self._reader.reached(self._ends)

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
+from ..infra.bounded import STOP_PATIENCE_S, Bounded
 from ..infra.clock import Clock
 from ..infra.kafka import Message, Position, Reader
-from ..infra.producer import Producer
+from ..infra.producer import Ack, Producer
 from ..infra.settings import Settings
 from ..infra.taking import Taking
 from ..schemas.errors import Unavailable
@@ -18,8 +19,10 @@ from ..schemas.records import Batch, Resource, Worker
 from ..schemas.topics import BATCHES, RESOURCES, WORKERS, Record
 from .engines import Engines
 from .lineage import Lineage
+from .stoppable import StoppableReader
 
 END_TIMEOUT_S = 30.0
+WRITE_LIMIT_S = 120.0  # more than the producer itself may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,10 @@ class Journal(Protocol):
         ...
 
     def write(self, record: Record) -> int:
-        """Writes a record, waits for the broker and returns its offset. Raises DeliveryFailed."""
+        """Writes a record, waits for the broker and returns its offset.
+
+        Raises DeliveryFailed, and Unavailable where the broker does not answer for long once told to stop.
+        """
         ...
 
     def close(self) -> None:
@@ -75,13 +81,14 @@ class KafkaJournal:
         self._producer = producer
         self._taking = taking
         self._clock = clock
+        self._bounded = Bounded(taking.stop)
         self.lineage = Lineage(policy)
         self.engines = Engines(policy)
-        self._follower = Reader(settings, "trainer-journal")
+        self._follower = StoppableReader(settings, "trainer-journal", taking.stop)
         self._follower.assign({(RESOURCES.name, 0): OFFSET_BEGINNING, (WORKERS.name, 0): OFFSET_END})
 
     def recorded(self, trainer_id: str, offset: int) -> Recorded:
-        reader = Reader(self._settings, "trainer-batches")
+        reader = StoppableReader(self._settings, "trainer-batches", self._taking.stop)
         position: Position = (BATCHES.name, 0)
         try:
             low, high = reader.watermarks(position)
@@ -103,15 +110,18 @@ class KafkaJournal:
                 self.engines.add(record)
 
     def _until(self, reader: Reader, ends: dict[Position, int]) -> Iterator[Message]:
-        """What there is now, and at least everything before `ends`."""
-        give_up = self._clock.steady_s() + END_TIMEOUT_S
+        """What there is now, and at least everything before `ends`, for which it waits little once told to stop."""
+        give_up, limit = self._clock.steady_s() + END_TIMEOUT_S, f"in {END_TIMEOUT_S:g} s"
         while True:
             found = reader.poll(timeout_s=0.1 if ends else 0.0)
             yield from found
             if not found and (not ends or reader.reached(ends)):
                 return
-            if ends and self._clock.steady_s() > give_up:
-                raise Unavailable(f"{sorted(ends)} could not be read to the end in {END_TIMEOUT_S:g} s")
+            now = self._clock.steady_s()
+            if self._taking.stop.is_set() and now + STOP_PATIENCE_S < give_up:
+                give_up, limit = now + STOP_PATIENCE_S, f"within {STOP_PATIENCE_S:g} s after it was told to stop"
+            if ends and now > give_up:
+                raise Unavailable(f"{sorted(ends)} could not be read to the end {limit}")
 
     def _read(self, message: Message) -> Record | None:
         record = self._taking.record(message)
@@ -120,7 +130,11 @@ class KafkaJournal:
         return record
 
     def write(self, record: Record) -> int:
-        return self._producer.send_wait(record).offset
+        acks = list[Ack]()
+        what = f"writing a {type(record).__name__}"
+        self._bounded(what, lambda: acks.append(self._producer.send_wait(record)), WRITE_LIMIT_S)
+        return acks[0].offset
 
     def close(self) -> None:
+        self._bounded.close()
         self._follower.close()

@@ -30,7 +30,7 @@ from . import checkpoint
 from .batch import Plan, StepContext, mini_batches, plan
 from .config import TrainerConfig
 from .engines import EngineWatch
-from .feed import Feed, KafkaFeed, marked
+from .feed import Feed, KafkaFeed, Marker
 from .groups import ClosedGroup, Groups
 from .heartbeat import Heartbeat
 from .journal import Journal, KafkaJournal
@@ -88,7 +88,7 @@ class TrainerLoop:
         self.config = config
         self.state = LoopState()
         self.groups = Groups(config.group_deadline_s)
-        self._feed = feed
+        self._feed, self._marker = feed, Marker(feed)
         self._journal = journal
         self._trainer = trainer
         self._clock = clock or SystemClock()
@@ -105,7 +105,7 @@ class TrainerLoop:
         replay = self._resume()
         while not stop.is_set() and state.step < config.total_steps:
             began = self._clock.steady_s()
-            old, groups = replay.next() or (None, self._next_groups(stop))
+            old, groups = replay.next(stop) or (None, self._next_groups(stop))
             if groups is None:
                 break
             waited = self._clock.steady_s()
@@ -203,7 +203,7 @@ class TrainerLoop:
     def _close_due(self) -> None:
         """Closes groups by time, as it was at a mark that the feed has reached: rewards in the log by then count."""
         now_ns = self._clock.now_ns()
-        if self._marked_ns is None and self.groups.due(now_ns) and marked(self._feed):
+        if self._marked_ns is None and self.groups.due(now_ns) and self._marker.marked():
             self._marked_ns = now_ns
         if self._marked_ns is not None and self._feed.reached():
             self.groups.tick(self._marked_ns)

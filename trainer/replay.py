@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import deque
 from collections.abc import Iterable
 
@@ -12,7 +14,10 @@ from .config import TrainerConfig
 from .feed import Feed
 from .groups import ClosedGroup, Groups, group_of
 
+log = logging.getLogger(__name__)
+
 POLL_S = 0.05
+TELL_S = 10.0  # a wait of so long is told
 
 
 def check_recorded(batches: Iterable[Batch], config: TrainerConfig, *, first: bool) -> None:
@@ -45,19 +50,36 @@ class Replay:
             self._keep(t)
         feed.mark()
 
-    def next(self) -> tuple[Batch, list[ClosedGroup]] | None:
-        """The next batch and its groups; None = all were applied. Raises DataLost."""
+    def next(self, stop: threading.Event) -> tuple[Batch, list[ClosedGroup]] | None:
+        """The next batch and its groups; None = all were applied, or stopped while one was read. Raises DataLost."""
         if not self.batches:
             return None
-        batch = self.batches.popleft()
+        batch = self.batches[0]
         wanted = [(m.attempt_id, m.revision) for m in batch.members]
-        while missing := [key for key in wanted if key not in self._found]:
-            self._read(batch.step, missing[0])
+        if not self._gather(batch.step, wanted, stop):
+            return None
+        self.batches.popleft()
         members: dict[str, list[Trajectory]] = {group_id: [] for group_id in batch.groups}
         for key in wanted:
             t = self._found.pop(key)
             members[group_of(t)].append(t)
         return batch, [_group(group_id, own) for group_id, own in members.items()]
+
+    def _gather(self, step: int, wanted: list[tuple[str, int]], stop: threading.Event) -> bool:
+        """Reads until all of them are found; False = stopped before."""
+        tell_s: float | None = self._clock.steady_s() + TELL_S
+        while missing := [key for key in wanted if key not in self._found]:
+            if stop.is_set():
+                return False
+            self._read(step, missing[0])
+            if tell_s is not None and self._clock.steady_s() > tell_s:
+                tell_s = None
+                log.warning(
+                    "step %d waits for %d of its %d trajectories from topic 'trajectories', first attempt %s revision "
+                    "%d; do the broker and the schema registry answer?",
+                    *(step, len(missing), len(wanted), *missing[0]),
+                )
+        return True
 
     def _read(self, step: int, missing: tuple[str, int]) -> None:
         found = self._feed.poll(POLL_S)

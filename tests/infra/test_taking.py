@@ -150,3 +150,28 @@ def test_an_event_loop_waits_the_same_way() -> None:
     assert asyncio.run(reading.record_async(message())) == Task("ro-1", "run-1")
     assert asyncio.run(reading.record_async(message(UNKNOWN))) is None
     assert letters.reasons == ["7 unknown_schema_id"]
+
+
+def test_who_tries_again_waits_between_tries_and_hears_of_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Waits(threading.Event):
+        seconds: list[float | None] = field(default_factory=list[float | None])
+
+        def __post_init__(self) -> None:
+            super().__init__()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.seconds.append(timeout)
+            return False
+
+    stop = Waits()
+    reading = taking(Lookup(outage=3), Letters(), stop)
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            reading.within(message(), 0.05)
+    assert reading.within(message(), 0.05) == Task("ro-1", "run-1")
+    assert stop.seconds == [0.05, 0.05, 0.05]
+    assert [r.message for r in caplog.records] == [
+        "tasks[0] waits at offset 7: registry:8081 cannot be reached",
+        "goes on",
+    ]

@@ -10,6 +10,7 @@ import pytest
 from trainer_rig import Make, MemoryFeed, MemoryLog, Run, ToyTrainer, chain_of, filled
 
 from spanloop.infra.clock import NS_PER_S
+from spanloop.infra.kafka import METADATA_TIMEOUT_S
 from spanloop.schemas.errors import DeliveryFailed, NoLiveEngine, Unavailable
 from spanloop.schemas.packed import pack_ids
 from spanloop.schemas.records import Batch, RewardRef, Worker
@@ -105,10 +106,10 @@ def test_a_broker_that_is_away_when_a_group_is_due_is_waited_for(
 ) -> None:
     mark, calls = MemoryFeed.mark, iter(range(1000))
 
-    def away(feed: MemoryFeed) -> None:
+    def away(feed: MemoryFeed, timeout_s: float = METADATA_TIMEOUT_S) -> None:
         if 1 <= next(calls) <= 3:  # the first is of the start
             raise Unavailable("all brokers are down")
-        mark(feed)
+        mark(feed, timeout_s)
 
     monkeypatch.setattr(MemoryFeed, "mark", away)
     config = replace(config, total_steps=1, groups_per_batch=1, no_engine_s=None)

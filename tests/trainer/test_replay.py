@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -121,3 +122,18 @@ def test_a_changed_configuration_or_a_lost_folder_is_refused_where_batches_were_
     run.config = replace(config, folder=config.folder.with_name("empty"))
     with pytest.raises(ConfigError, match="no checkpoint"):
         run.start()
+
+
+def test_a_stop_is_heeded_while_recorded_trajectories_do_not_come_and_nothing_is_lost(
+    config: TrainerConfig, make_trajectory: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(replace(config, checkpoint_every=4), filled(make_trajectory, 8))
+    with pytest.raises(Killed):
+        run.start(killer("recorded", 3))
+    loop = run.start(stopped_in_outage=threading.Event())
+    assert loop.state.step == 0
+    (told,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert told.startswith("step 1 waits for 6 of its 6 trajectories from topic 'trajectories', first attempt at-g")
+    run.start()
+    assert [b.step for b in run.batches] == [1, 2, 3, 4]
+    assert np.array_equal(run.trainer.values, undisturbed(run.config, run.log).values)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 from waiting import until
@@ -125,8 +124,10 @@ def test_a_trainer_whose_heartbeats_are_refused_does_not_go_on_unheard(
     broker: EmbeddedBroker, embedded_settings: Settings
 ) -> None:
     with closing(Producer(embedded_settings, "test")) as producer:
-        journal = KafkaJournal(embedded_settings, "policy", producer, cast("Taking", None), SystemClock())
-        with closing(journal):
+        registry = Registry(embedded_settings.registry_url)
+        taking = Taking(Decoder(registry), None, threading.Event())
+        journal = KafkaJournal(embedded_settings, "policy", producer, taking, SystemClock())
+        with closing(registry), closing(journal):
             journal.refresh()
             broker.refuse_next(PRODUCE, TOPIC_AUTHORIZATION_FAILED)
             producer.send(Worker("wo-1", "trainer", "trainer"))
