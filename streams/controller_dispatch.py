@@ -1,4 +1,4 @@
-"""Who gets what next: fair between runs, by priority and age within one, to the worker with the most free slots."""
+"""Who gets what next: fair between runs, by priority and age within one, to the worker that is the least full."""
 
 from __future__ import annotations
 
@@ -14,35 +14,42 @@ from .controller_table import apply
 from .texts import short
 
 Labels = frozenset[str]
+Rank = tuple[float, int, str]  # the least is the least full
 
 
 @dataclass(slots=True)
 class _Round:
-    """One round of dispatch: workers by free slots for each set of labels asked for, made when first asked for."""
+    """One round of dispatch: workers by how full they are, for each set of labels asked for, made when first asked for.
+
+    By the share of free slots: one that has just come and holds nothing ready has few slots, yet all its agents idle.
+    """
 
     state: ControllerState
     now_ns: int
     waits: int = 0  # rollouts found to wait for a resource
-    fitting: dict[Labels, list[tuple[int, str]]] = field(default_factory=dict[Labels, "list[tuple[int, str]]"])
+    fitting: dict[Labels, list[Rank]] = field(default_factory=dict[Labels, "list[Rank]"])
 
     def worker(self, needs: Labels) -> str | None:
-        """The worker with the most free slots among those that offer these labels."""
+        """The least full worker with a free slot among those that offer these labels."""
         heap = self.fitting.get(needs)
         if heap is None:
-            workers, free = self.state.workers, self.state.free
-            heap = [(-n, w) for w, n in free.items() if needs.issubset(workers[w].beat.labels)]
+            workers = self.state.workers
+            heap = [self._rank(w) for w in self.state.free if needs.issubset(workers[w].beat.labels)]
             heapq.heapify(heap)
             self.fitting[needs] = heap
         while heap:
-            told, worker_id = heap[0]
-            free_now = self.state.free.get(worker_id, 0)
-            if -told == free_now:
-                return worker_id
-            if free_now:
-                heapq.heapreplace(heap, (-free_now, worker_id))
-            else:
+            worker_id = heap[0][2]
+            if worker_id not in self.state.free:
                 heapq.heappop(heap)
+            elif heap[0] == (rank := self._rank(worker_id)):
+                return worker_id
+            else:
+                heapq.heapreplace(heap, rank)
         return None
+
+    def _rank(self, worker_id: str) -> Rank:
+        free = self.state.free[worker_id]
+        return -free / self.state.workers[worker_id].beat.slots, -free, worker_id
 
 
 def dispatch(state: ControllerState, now_ns: int) -> None:

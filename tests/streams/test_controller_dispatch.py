@@ -68,10 +68,17 @@ def test_a_silent_worker_gets_nothing_until_it_is_heard_again() -> None:
     assert play.do(worker(1)) == ["run-0"]
 
 
-def test_the_worker_with_the_most_free_slots_is_chosen() -> None:
+def test_the_worker_that_is_the_least_full_is_chosen() -> None:
     play = Play()
     play.do(worker(3, "small"), worker(5, "large"), *tasks(6))
-    assert [a.worker_id for a in play.orders()] == ["large", "large", "large", "small", "large", "small"]
+    assert [a.worker_id for a in play.orders()] == ["large", "small", "large", "small", "large", "large"]
+
+
+def test_a_worker_that_has_just_come_gets_its_share_beside_one_that_holds_many_ready() -> None:
+    play = Play()
+    play.do(worker(12, "old"), *tasks(1, "first"))
+    play.do(worker(4, "new"), *tasks(1, "second"))
+    assert [a.worker_id for a in play.orders()] == ["new"]
 
 
 def test_runs_take_turns_by_what_they_have_out() -> None:
