@@ -48,6 +48,7 @@ LEAVE_S = 3.0  # for the last batch once it is told to stop, and for leaving the
 # An insert is a few seconds' work at most. One that hangs is given up in time for the group, which a member leaves that
 # has not polled for five minutes.
 INSERT_TIMEOUT_S = 60
+SILENT_S = 30.0
 # ClickHouse reads and sorts a batch with one thread; two at once keep two cores busy and the network between them.
 INSERTS_AT_ONCE = 2
 # Block sizes decide how a batch is cut into blocks, and a block's token says which block of the batch it is: with other
@@ -114,7 +115,8 @@ class Sink:
     def _write(self, messages: Sequence[Message], read: Read | None, since: Since) -> None:
         batches = Batches(messages, self._decoder.writer, read)
         landed = list(self._landed(batches))
-        side_by_side([partial(self._insert, batches, *where) for where in landed], INSERTS_AT_ONCE)
+        # one that is refused or has to wait keeps no other topic's out
+        side_by_side([partial(self._insert, batches, *where) for where in landed], INSERTS_AT_ONCE, SILENT_S)
         portions = list(batches.portions.values())
         for portion in portions:
             self._report(portion)
@@ -218,8 +220,8 @@ class SinkService:
         """
         bounded = Bounded(stop, LEAVE_S)
         # who answers no more would hold it for ever: a client of Kafka knows no limit for a commit
-        bounded(f"the sink, for ClickHouse or {self._settings.bootstrap},", lambda: self._sink(stop), math.inf)
-        bounded.close()
+        with closing(bounded):
+            bounded(f"the sink, for ClickHouse or {self._settings.bootstrap},", lambda: self._sink(stop), math.inf)
 
     def _sink(self, stop: threading.Event) -> None:
         settings = self._settings

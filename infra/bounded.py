@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -74,15 +75,17 @@ class Bounded:
             call.done.set()
 
 
-def side_by_side(works: Iterable[Callable[[], object]], at_once: int) -> None:
-    """Runs all of them, so many at once, whatever they raise; then raises what the first that failed raised.
+def side_by_side(works: Iterable[Callable[[], object]], at_once: int, within_s: float = math.inf) -> None:
+    """Runs them, so many at once, then raises what the first that failed raised.
+
+    Others are run behind a failure, too, as long as that is `within_s` of the beginning: then nobody may answer.
 
     Unlike those of a pool, its threads do not keep a process that ends meanwhile.
     """
-    left, failures = deque(works), list[BaseException]()
+    left, failures, end = deque(works), list[BaseException](), time.monotonic() + within_s
 
     def work() -> None:
-        while True:
+        while not failures or time.monotonic() < end:
             try:
                 one = left.popleft()
             except IndexError:

@@ -109,13 +109,14 @@ class ChildProcess:
 
     def ready(self) -> str:
         """Waits until it serves; its URL. Raises Unavailable, with the end of the log, where it does not in time."""
-        out = self._child.stdout
+        out, told = self._child.stdout, ""
         while not self.url and time.monotonic() < self._deadline and out is not None:
-            if select.select([out], [], [], POLL_S)[0]:
-                url = out.readline().decode().strip()
-                left_s = max(1.0, self._deadline - time.monotonic())
-                if url and self._answers(url + self._health, left_s):
-                    self.url = url
+            if not told and select.select([out], [], [], POLL_S)[0]:
+                told = out.readline().decode().strip()
+            if told and self._answers(told + self._health, max(1.0, self._deadline - time.monotonic())):
+                self.url = told
+            elif told:
+                time.sleep(POLL_S)
             if not self.url and self._child.poll() is not None:
                 break
         if self.url:

@@ -25,6 +25,7 @@ from .clickhouse_comments import comment_views
 from .settings import Settings
 
 CONNECT_TIMEOUT_S = 5
+FIRST_TIMEOUT_S = 30  # one that idles in a cloud takes so long to wake
 READ_TIMEOUT_S = 300
 DEFAULT_PORTS = {"http": 8123, "https": 8443}
 _get_client = cast("Callable[..., Driver]", clickhouse_connect.get_client)  # pyright: ignore[reportUnknownMemberType]
@@ -44,7 +45,7 @@ def connect(settings: Settings, *, readonly: bool = False, timeout_s: int = READ
     """A client whose database is the settings'; the database need not exist yet.
 
     readonly: for people's queries; nothing can be written and no setting changed. timeout_s: how long a statement may
-    keep silent; the first question, what it is, is answered within seconds or not at all. Raises Unavailable,
+    keep silent; the first question, what it is, has half a minute. Raises Unavailable,
     ConfigError.
     """
     url = urlsplit(settings.clickhouse_url)
@@ -72,7 +73,7 @@ def _driver(url: SplitResult, settings: dict[str, Any]) -> Driver:
         secure=url.scheme == "https",
         autogenerate_session_id=False,  # a session would let only one query of a client run at a time
         connect_timeout=CONNECT_TIMEOUT_S,
-        send_receive_timeout=CONNECT_TIMEOUT_S,
+        send_receive_timeout=FIRST_TIMEOUT_S,
         settings=settings,
     )
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar, Token
+from copy import copy
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .masking import Masker, secrets_of
@@ -69,30 +70,30 @@ def masked(text: str) -> str:
     return _masker(text)
 
 
-class Seldom(logging.Filter):
+class Seldom:
     """Lets a library say a thing once in `AGAIN_S`, and then how often it was said in between; tracebacks always."""
 
     def __init__(self, steady_s: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
         self._steady_s = steady_s
         self._said: dict[tuple[str, int, str, str], tuple[float, int]] = {}
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """False where it is left out."""
+    def heard(self, record: logging.LogRecord) -> logging.LogRecord | None:
+        """What is to be written of it; None = nothing."""
         if record.name.partition(".")[0] not in QUIET or record.exc_info:
-            return True
+            return record
         first = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
         what, now_s = (record.name, record.levelno, str(record.msg), first), self._steady_s()
         said_s, left_out = self._said.get(what, (now_s - AGAIN_S, 0))
         if now_s - said_s < AGAIN_S:
             self._said[what] = said_s, left_out + 1
-            return False
+            return None
         if len(self._said) >= REMEMBERED:  # some put values into what they say
             self._said.clear()
         self._said[what] = now_s, 0
         if left_out:
+            record = copy(record)
             record.msg = f"{record.msg} (and {left_out} times like it before)"
-        return True
+        return record
 
 
 class _Handler(TextHandler):
@@ -104,14 +105,21 @@ class _Handler(TextHandler):
 
     def __init__(self, masker: Masker, *, as_json: bool) -> None:
         super().__init__(sys.stderr)
-        self.addFilter(Seldom())
+        self._seldom = Seldom()
         self._make = lambda: formatter(masker, as_json=as_json)
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            heard = self._seldom.heard(record)
+        except Exception:  # noqa: BLE001  what is logged may refuse to be a text
+            self.handleError(record)
+            return
+        if heard is None:
+            return
         if self.formatter is None:
             self.setFormatter(self._make())
         self.stream = sys.stderr
-        super().emit(record)
+        super().emit(heard)
 
 
 def configure(settings: Settings | None = None, *, level: str = "WARNING") -> None:

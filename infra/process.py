@@ -27,7 +27,7 @@ BROKER_PATIENCE_S = 5.0
 GC_THRESHOLDS = (50_000, 20, 50)
 LEAVE_S = 5.0  # what a process gets to leave in once its parent is gone
 STOPPED_S = 4.7  # what a part gets once it is told to stop
-LOOK_S = 0.1
+LOOK_S, TELL_S = 0.1, 0.3
 OURS = "spanloop."
 
 
@@ -103,11 +103,24 @@ class _Leaving:
     def _watch(self, leave_s: float) -> None:
         self.stop.wait()
         time.sleep(leave_s)
-        while self.over and threading.main_thread().is_alive():  # who ran the part has more to do
+        while self.over and not _ending():  # who ran the part has more to do
             time.sleep(LOOK_S)
-        log.warning("ended by force %g s after it was told to stop, in %s", leave_s, "; ".join(_still_running()))
-        sys.stdout.flush()
-        os._exit(self.status)
+        teller = threading.Thread(target=_tell, args=(leave_s,), name="last words", daemon=True)
+        try:
+            teller.start()
+            teller.join(TELL_S)  # who reads them may have gone or stand still
+        finally:
+            os._exit(self.status)
+
+
+def _ending() -> bool:
+    """Whether the interpreter ends: its pools' threads are waited for while the main one counts as alive."""
+    return bool(getattr(threading, "_SHUTTING_DOWN", False)) or not threading.main_thread().is_alive()
+
+
+def _tell(leave_s: float) -> None:
+    log.warning("ended by force %g s after it was to end, in %s", leave_s, "; ".join(_still_running()))
+    sys.stdout.flush()
 
 
 def _still_running() -> list[str]:
@@ -117,7 +130,7 @@ def _still_running() -> list[str]:
     for thread in threading.enumerate():
         if thread.daemon or (frame := frames.get(thread.ident or 0)) is None:
             continue
-        stack = [(f.f_globals.get("__name__", ""), f) for f, _ in traceback.walk_stack(frame)]
+        stack = [(str(f.f_globals.get("__name__")), f) for f, _ in traceback.walk_stack(frame)]
         module, at = next((found for found in stack if found[0].startswith(OURS)), stack[0])
         out.append(f"{thread.name} at {module}:{at.f_lineno} ({at.f_code.co_name})")
     return out

@@ -180,7 +180,7 @@ def choose_tables(path: Path, log_id: str | None) -> None:
 
     Rows are told apart by their offsets, and every log begins at 0: in one table, rows of two logs replace each other.
     """
-    if path.exists() and all(file.name == LOG for file in path.iterdir()):
+    if path.is_dir() and not path.is_symlink() and all(file.name == LOG for file in path.iterdir()):
         shutil.rmtree(path)
     if path.exists() and not _holds(path, log_id):
         kept = _name_aside(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from math import inf
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from spanloop.cli import app, connected, err, marked, out, settings_of
 from spanloop.infra import logs
-from spanloop.schemas.errors import ConfigError
+from spanloop.schemas.errors import ConfigError, DeliveryFailed
 
 if TYPE_CHECKING:
     from spanloop.infra.facts import Finding
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Reason = Annotated[str | None, typer.Option(help="Why, for people.")]
 Name = Annotated[str, typer.Argument(help="A rollout's id, or a run's.")]
 IsRun = Annotated[bool, typer.Option("--run", help="A run that nothing is known of yet.")]
-ORDER_S = 10.0  # what a broker gets to take an order
+ORDER_S, ORDER_CLOSE_S = 10.0, 1.0  # what a broker gets to take an order, and the client to end
 STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -201,7 +202,8 @@ def _send(settings: Settings, task: Task, said: str) -> None:
     try:
         ack = producer.send_wait(task, ORDER_S)
     finally:
-        producer.close(0)
+        with suppress(DeliveryFailed):  # told by the call above
+            producer.close(ORDER_CLOSE_S)
     out.print(f"{said}: sent as tasks[{ack.partition}]@{ack.offset}", highlight=False, soft_wrap=True)
 
 

@@ -115,7 +115,7 @@ class KafkaJournal:
         while True:
             found = reader.poll(timeout_s=0.1 if ends else 0.0)
             yield from found
-            if not found and (not ends or reader.reached(ends)):
+            if reader.reached(ends) if ends else not found:  # heartbeats may come faster than they are read
                 return
             now = self._clock.steady_s()
             if self._taking.stop.is_set() and now + STOP_PATIENCE_S < give_up:

@@ -71,6 +71,17 @@ def test_side_by_side_a_failure_keeps_nothing_from_being_run_and_is_raised_behin
     assert over == [1, 2]
 
 
+def test_side_by_side_nothing_is_begun_behind_a_failure_that_took_too_long() -> None:
+    over: list[int] = []
+
+    def fenced() -> None:
+        raise Fenced("one")
+
+    with pytest.raises(Fenced, match="one"):
+        side_by_side([partial(over.append, 1), fenced, partial(over.append, 2)], 1, within_s=0.0)
+    assert over == [1]
+
+
 def test_a_process_does_not_wait_at_its_end_for_what_runs_side_by_side() -> None:
     program = (
         "import threading\n"

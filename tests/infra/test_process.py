@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -61,16 +62,27 @@ def test_a_second_signal_ends_a_part_that_does_not_leave() -> None:
         assert child.wait() == 128 + signal.SIGTERM
 
 
-STUCK = "threading.Thread(target=threading.Event().wait, name='an agent').start()"
+THREAD = "threading.Thread(target=threading.Event().wait, name='agent').start()"
+POOL = "from concurrent.futures import ThreadPoolExecutor as Pool; Pool(1, 'agent').submit(threading.Event().wait)"
 
 
-def test_what_keeps_a_part_that_ended_well_is_named_and_left() -> None:
-    with started(STUCK) as child:
+@pytest.mark.parametrize("stuck", [THREAD, POOL])
+def test_what_keeps_a_part_that_ended_well_is_named_and_left(stuck: str) -> None:
+    with started(stuck) as child:
         child.send_signal(signal.SIGTERM)
         _, said = child.communicate(timeout=GONE_WITHIN_S)
-    assert "ended by force" in said
-    assert "an agent at threading" in said
+    assert re.search("ended by force .* agent\\S* at threading", said)
     assert child.returncode == 0
+
+
+def test_a_part_that_does_not_leave_ends_though_nobody_reads_what_it_says() -> None:
+    with started("print('x', end=''); Bounded(threading.Event())('a call', threading.Event().wait, 600)") as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stderr.close()
+        child.stdout.close()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(GONE_WITHIN_S) == 1
 
 
 def test_a_part_that_does_not_leave_is_ended_by_force_and_says_where_it_was() -> None:

@@ -13,7 +13,7 @@ from in_thread import in_thread
 from waiting import GONE_WITHIN_S, until
 
 from spanloop.infra.clock import ManualClock
-from spanloop.infra.kafka import Position
+from spanloop.infra.kafka import Message, Position
 from spanloop.infra.producer import Ack, OnDelivery, Producer
 from spanloop.infra.registry import Registry
 from spanloop.infra.settings import Settings
@@ -124,6 +124,18 @@ def test_versions_that_do_not_come_are_not_waited_for_long_once_told_to_stop(
         stop.set()
         with pytest.raises(Unavailable, match="to the end within 2 s after it was told to stop"):
             made.refresh(to_end=True)
+
+
+def test_an_end_is_reached_though_heartbeats_never_cease(
+    embedded_settings: Settings, registry_client: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(self: StoppableReader, max_records: int = 0, timeout_s: float = 0.0) -> list[Message]:
+        del self, max_records, timeout_s
+        return [Message("workers", 0, 0, b"wo-1", None, None)]
+
+    with closing(journal(embedded_settings, registry_client, threading.Event(), Silent())) as made:
+        monkeypatch.setattr(StoppableReader, "poll", busy)
+        made.refresh(to_end=True)
 
 
 def test_a_record_that_is_not_acknowledged_is_given_up_once_told_to_stop(
