@@ -48,7 +48,7 @@ LEAVE_S = 3.0  # for the last batch once it is told to stop, and for leaving the
 # An insert is a few seconds' work at most. One that hangs is given up in time for the group, which a member leaves that
 # has not polled for five minutes.
 INSERT_TIMEOUT_S = 60
-SILENT_S = 30.0
+SILENT_S = 30.0  # behind a failure that took longer nothing more is inserted: it is all tried again
 # ClickHouse reads and sorts a batch with one thread; two at once keep two cores busy and the network between them.
 INSERTS_AT_ONCE = 2
 # Block sizes decide how a batch is cut into blocks, and a block's token says which block of the batch it is: with other

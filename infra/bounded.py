@@ -78,8 +78,7 @@ class Bounded:
 def side_by_side(works: Iterable[Callable[[], object]], at_once: int, within_s: float = math.inf) -> None:
     """Runs them, so many at once, then raises what the first that failed raised.
 
-    Others are run behind a failure, too, as long as that is `within_s` of the beginning: then nobody may answer.
-
+    A failure keeps none from being begun, unless `within_s` have passed: what took so long to fail may not answer.
     Unlike those of a pool, its threads do not keep a process that ends meanwhile.
     """
     left, failures, end = deque(works), list[BaseException](), time.monotonic() + within_s

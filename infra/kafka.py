@@ -144,9 +144,9 @@ class _Client:
             away = Unavailable(f"{where} on {self.settings.bootstrap}: {error}")
             raise denied(self.settings, error, self.group, where) or away from error
 
-    def ends(self, positions: Iterable[Position] | None = None) -> dict[Position, int]:
-        """The end offset now of some partitions, or of all it has."""
-        return {p: self.watermarks(p)[1] for p in (self.assignment() if positions is None else positions)}
+    def ends(self, of: Iterable[Position] | None = None, timeout_s: float = METADATA_TIMEOUT_S) -> dict[Position, int]:
+        """The end offset now of some partitions, or of all it has; `timeout_s` for each."""
+        return {p: self.watermarks(p, timeout_s)[1] for p in (self.assignment() if of is None else of)}
 
     def assignment(self) -> list[Position]:
         """Partitions it holds."""

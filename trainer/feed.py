@@ -139,7 +139,7 @@ class KafkaFeed:
         return dict(self._offsets)
 
     def mark(self, timeout_s: float = METADATA_TIMEOUT_S) -> None:
-        self._ends = {p: self._reader.watermarks(p, timeout_s)[1] for p in self._reader.assignment()}
+        self._ends = self._reader.ends(timeout_s=timeout_s)
 
     def reached(self) -> bool:
         return not self._raw and self._reader.reached(self._ends)
