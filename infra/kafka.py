@@ -5,28 +5,23 @@ records are gone: nothing is ever skipped silently.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+import time
+from collections.abc import Callable, Mapping, Sequence
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka import Message as Received
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from ..schemas.errors import SpanloopError, Unavailable
-from ..schemas.serde import Headers
 from ..schemas.topics import Topic
 from .group_offsets import Start, commit_first, committed, first_offsets, patiently
+from .kafka_client import Client
 from .kafka_config import (
-    LOST,
     METADATA_TIMEOUT_S,
     Isolation,
     Names,
     admin,
-    client_of,
     common_config,
     consumer_config,
     denied,
-    failure,
     lost,
     partitions,
     wait_for_broker,
@@ -53,120 +48,17 @@ __all__ = [
     "wait_for_broker",
     "watermarks",
 ]
-log = logging.getLogger(__name__)
+
+REBALANCE_S = 1.0  # what a member that leaves gives a rebalance to end
+LEAVE_S = 0.005
+LEFT = 1000  # records it throws away at once: they go to the partitions' next owners
 
 
 def _nothing(positions: list[Position]) -> None:
     del positions
 
 
-class _Client:
-    """What Reader and Member share."""
-
-    def __init__(self, settings: Settings, group: str, isolation: Isolation) -> None:
-        self.settings = settings
-        self.group = group
-        self.names = Names(settings.prefix)
-        self.positions: dict[Position, int] = {}
-        """Next offset of each partition, transaction markers at its end passed over; known once something came."""
-        self._failure: SpanloopError | None = None
-        self._closing = False
-        self._revoked_now: set[Position] = set()
-        self._consumer = client_of(Consumer, consumer_config(settings, group, isolation=isolation))
-
-    def poll(self, max_records: int = 1000, timeout_s: float = 0.1) -> list[Message]:
-        """Up to `max_records`, waiting at most `timeout_s` for the first. Raises DataLost, Unavailable, Fenced.
-
-        Records that came before a failure are handed out first; the failure is raised by the next call. After
-        DataLost every call raises it again, until the partition is assigned or sought anew.
-        """
-        if self._failure is not None:
-            raise self._failure
-        out = self._take(self._consumer.consume(1, timeout_s))
-        if max_records > 1 and self._failure is None:
-            # consume() waits until it is full or late, so what has come with the first record is asked for without
-            # waiting. A rebalance in that call may take the first one's partition: then it is its next owner's.
-            self._revoked_now.clear()
-            more = self._take(self._consumer.consume(max_records - 1, 0))
-            out = [m for m in out if (m.topic, m.partition) not in self._revoked_now] + more
-        if not out and self._failure is not None:
-            self._raise()
-        return out
-
-    def _raise(self) -> None:
-        found = cast("SpanloopError", self._failure)
-        if isinstance(found, Unavailable):  # may have passed by the next call
-            self._failure = None
-        raise found
-
-    def _take(self, found: Sequence[Received]) -> list[Message]:
-        out: list[Message] = []
-        for m in found:
-            topic, partition = self.names.short(m.topic() or "?"), m.partition()
-            position = (topic, -1 if partition is None else partition)
-            error, offset = m.error(), cast("int", m.offset())
-            if error is not None:
-                self._check(error, position, offset)
-                continue
-            self.positions[position] = offset + 1
-            headers = cast("Headers", m.headers())
-            out.append(Message(topic, position[1], offset, m.key(), m.value(), headers, m.timestamp()[1]))
-        return out
-
-    def _check(self, error: KafkaError, position: Position, offset: int) -> None:
-        where = f"{position[0]}[{position[1]}]"
-        if error.code() == KafkaError._PARTITION_EOF:
-            self.positions[position] = max(offset, self.positions.get(position, 0))
-        elif error.code() in LOST:
-            self._failure = lost(self.settings, f"consumer {self.group} on {where}", self._kept(position, offset))
-        elif found := failure(self.settings, error, self.group, where):
-            self._failure = self._failure or found
-        else:
-            log.debug("consumer %s on %s: %s", self.group, where, error.str())
-
-    def _kept(self, position: Position, offset: int) -> str:
-        try:
-            low, high = self.watermarks(position)
-        except Unavailable:  # the loss is what has to be told
-            return ""
-        return f" (offset {offset} was wanted, {low} to {high - 1} are kept)"
-
-    def watermarks(self, position: Position, timeout_s: float = METADATA_TIMEOUT_S) -> tuple[int, int]:
-        """(first offset kept, end offset) of a partition; under read_committed the end is before open transactions.
-
-        Raises Unavailable.
-        """
-        topic, partition = position
-        try:
-            return watermarks(self._consumer, TopicPartition(self.names.full(topic), partition), timeout_s)
-        except KafkaException as error:
-            where = f"{topic}[{partition}]"
-            away = Unavailable(f"{where} on {self.settings.bootstrap}: {error}")
-            raise denied(self.settings, error, self.group, where) or away from error
-
-    def ends(self, of: Iterable[Position] | None = None, timeout_s: float = METADATA_TIMEOUT_S) -> dict[Position, int]:
-        """The end offset now of some partitions, or of all it has; `timeout_s` for each."""
-        return {p: self.watermarks(p, timeout_s)[1] for p in (self.assignment() if of is None else of)}
-
-    def assignment(self) -> list[Position]:
-        """Partitions it holds."""
-        return [(self.names.short(tp.topic), tp.partition) for tp in self._consumer.assignment()]
-
-    def pause(self, positions: Iterable[Position]) -> None:
-        """Stops fetching partitions while staying in the group."""
-        self._consumer.pause([TopicPartition(self.names.full(t), p) for t, p in positions])
-
-    def resume(self, positions: Iterable[Position]) -> None:
-        """Fetches them again."""
-        self._consumer.resume([TopicPartition(self.names.full(t), p) for t, p in positions])
-
-    def close(self) -> None:
-        """Leaves and frees its connections; may be called again."""
-        self._closing = True
-        self._consumer.close()
-
-
-class Reader(_Client):
+class Reader(Client):
     """Reads partitions it was given, from offsets it was given, outside any group."""
 
     def __init__(self, settings: Settings, name: str, *, isolation: Isolation = "read_committed") -> None:
@@ -202,7 +94,7 @@ class Reader(_Client):
         return all(self.positions.get(p, -1) >= end for p, end in ends.items())
 
 
-class Member(_Client):
+class Member(Client):
     """A member of a consumer group with range assignment and offsets committed by hand."""
 
     def __init__(
@@ -222,6 +114,7 @@ class Member(_Client):
         offsets, those count, and the group's are not asked for.
         """
         super().__init__(settings, group, isolation)
+        self._leaving = False
         self._start: Start = start
         self._on_assign = on_assign
         self._on_revoke = on_revoke
@@ -233,7 +126,8 @@ class Member(_Client):
         )
 
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
-        if self._closing:  # leaving, it is still told of what it was about to be given
+        if self._leaving:  # it is still told of what it was about to be given
+            consumer.assign([])
             return
         consumer.resume(parts)  # in the client a pause outlives its assignment, and who paused may not know any more
         given = self._on_assign([(self.names.short(tp.topic), tp.partition) for tp in parts])
@@ -293,6 +187,29 @@ class Member(_Client):
 
     def _meaning(self, error: KafkaException, what: str) -> SpanloopError:
         return denied(self.settings, error, self.group) or Unavailable(f"group {self.group}: {what}: {error}")
+
+    def close(self) -> None:
+        """Leaves the group, runs `on_revoke` for what it holds, and frees its connections; may be called again."""
+        try:
+            if not self._leaving:
+                self._leaving = True
+                self._leave()
+        finally:
+            super().close()
+
+    def _leave(self) -> None:
+        """Leaves while it can still be told of an assignment.
+
+        Where the client learns of one while it closes, its answer may come in the moment in which nobody takes answers
+        any more and nobody yet refuses them. It then waits for ever, in C and with the interpreter's lock.
+        """
+        try:
+            self._consumer.unsubscribe()  # put off until a rebalance that has begun is over
+        except KafkaException:  # after a fatal error, of which poll() has told
+            return
+        until = time.monotonic() + REBALANCE_S
+        while (self._consumer.consume(LEFT, LEAVE_S) or self._consumer.memberid()) and time.monotonic() < until:
+            pass
 
     def raw(self) -> Consumer:
         """The client underneath, for transactions."""

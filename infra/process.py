@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -77,8 +78,8 @@ def run_until_signalled(part: Part, leave_s: float | None = STOPPED_S) -> None:
     """Runs one part as this process: SIGTERM and SIGINT stop it, a second one ends the process at once.
 
     Where something still runs `leave_s` after the stop, or after the part ended, it is named and the process is ended
-    by force, as if it were killed: what a client of a broker or a thread of an agent's waits for may never come. None:
-    the part takes the time it needs.
+    by force, as if it were killed: what a client of a broker or a thread of an agent's waits for may never come, and it
+    may wait with the interpreter's lock. None: the part takes the time it needs.
     """
     collect_seldom()
     leaving = _Leaving(stop_on_signal(), leave_s)
@@ -88,6 +89,7 @@ def run_until_signalled(part: Part, leave_s: float | None = STOPPED_S) -> None:
     finally:
         leaving.over = True
         leaving.stop.set()
+        faulthandler.cancel_dump_traceback_later()
 
 
 class _Leaving:
@@ -102,6 +104,8 @@ class _Leaving:
 
     def _watch(self, leave_s: float) -> None:
         self.stop.wait()
+        if sys.__stderr__ and not self.over:  # a thread that needs no lock to end the process
+            faulthandler.dump_traceback_later(leave_s + 2 * TELL_S, exit=True, file=sys.__stderr__)
         time.sleep(leave_s)
         while self.over and not _ending():  # who ran the part has more to do
             time.sleep(LOOK_S)

@@ -93,6 +93,14 @@ def test_a_part_that_does_not_leave_is_ended_by_force_and_says_where_it_was() ->
     assert child.returncode == 1
 
 
+def test_a_part_that_keeps_the_interpreters_lock_ends_too_and_says_where_it_was() -> None:
+    with started("import ctypes; ctypes.PyDLL(None).sleep(600)") as child:
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=GONE_WITHIN_S)
+    assert "line 11 in run" in said
+    assert child.returncode == 1
+
+
 def test_an_error_made_on_purpose_is_a_message_and_no_traceback() -> None:
     def make(settings: Settings) -> process.Part:
         del settings
