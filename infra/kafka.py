@@ -49,9 +49,9 @@ __all__ = [
     "watermarks",
 ]
 
-REBALANCE_S = 1.0  # what a member that leaves gives a rebalance to end
-LEAVE_S = 0.005
-LEFT = 1000  # records it throws away at once: they go to the partitions' next owners
+REBALANCE_S = 1.0  # what a member that leaves gives a rebalance to end, of the five seconds to end in
+LOOK_S = 0.005  # between two looks at whether the group has let it go
+THROWN_AWAY = 1000  # records at a time: they go to the next owners of their partitions
 
 
 def _nothing(positions: list[Position]) -> None:
@@ -127,6 +127,7 @@ class Member(Client):
 
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         if self._leaving:  # it is still told of what it was about to be given
+            self._on_revoke = _nothing  # all it held was taken from it before
             consumer.assign([])
             return
         consumer.resume(parts)  # in the client a pause outlives its assignment, and who paused may not know any more
@@ -198,18 +199,20 @@ class Member(Client):
             super().close()
 
     def _leave(self) -> None:
-        """Leaves while it can still be told of an assignment.
+        """Leaves while it can still take part in a rebalance.
 
-        Where the client learns of one while it closes, its answer may come in the moment in which nobody takes answers
-        any more and nobody yet refuses them. It then waits for ever, in C and with the interpreter's lock.
+        Where the client learns of one while it closes, its answer may be queued when the group's handler has just
+        ended. It is then dropped without a reply, for which the client waits for ever, in C and with the interpreter's
+        lock (librdkafka #4884).
         """
         try:
             self._consumer.unsubscribe()  # put off until a rebalance that has begun is over
-        except KafkaException:  # after a fatal error, of which poll() has told
+        except KafkaException:  # after a fatal error
             return
         until = time.monotonic() + REBALANCE_S
-        while (self._consumer.consume(LEFT, LEAVE_S) or self._consumer.memberid()) and time.monotonic() < until:
-            pass
+        while time.monotonic() < until:
+            if not self._consumer.consume(THROWN_AWAY, LOOK_S) and not self._consumer.memberid():
+                return
 
     def raw(self) -> Consumer:
         """The client underneath, for transactions."""

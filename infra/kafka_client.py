@@ -129,5 +129,5 @@ class Client:
         self._consumer.resume([TopicPartition(self.names.full(t), p) for t, p in positions])
 
     def close(self) -> None:
-        """Leaves and frees its connections; may be called again."""
+        """Frees its connections; may be called again."""
         self._consumer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -29,6 +30,7 @@ GC_THRESHOLDS = (50_000, 20, 50)
 LEAVE_S = 5.0  # what a process gets to leave in once its parent is gone
 STOPPED_S = 4.7  # what a part gets once it is told to stop
 LOOK_S, TELL_S = 0.1, 0.3
+BEHIND_S = 2.0  # behind those last words, which a busy machine may delay
 OURS = "spanloop."
 
 
@@ -78,8 +80,8 @@ def run_until_signalled(part: Part, leave_s: float | None = STOPPED_S) -> None:
     """Runs one part as this process: SIGTERM and SIGINT stop it, a second one ends the process at once.
 
     Where something still runs `leave_s` after the stop, or after the part ended, it is named and the process is ended
-    by force, as if it were killed: what a client of a broker or a thread of an agent's waits for may never come, and it
-    may wait with the interpreter's lock. None: the part takes the time it needs.
+    by force, as if it were killed: what a client of a broker or a thread of an agent's waits for may never come, and
+    between the stop and the part's end it may wait with the interpreter's lock. None: the part takes the time it needs.
     """
     collect_seldom()
     leaving = _Leaving(stop_on_signal(), leave_s)
@@ -104,8 +106,9 @@ class _Leaving:
 
     def _watch(self, leave_s: float) -> None:
         self.stop.wait()
-        if sys.__stderr__ and not self.over:  # a thread that needs no lock to end the process
-            faulthandler.dump_traceback_later(leave_s + 2 * TELL_S, exit=True, file=sys.__stderr__)
+        _end_without_lock(leave_s + BEHIND_S)
+        if self.over:  # ended meanwhile, and who ran the part may have more to do
+            faulthandler.cancel_dump_traceback_later()
         time.sleep(leave_s)
         while self.over and not _ending():  # who ran the part has more to do
             time.sleep(LOOK_S)
@@ -115,6 +118,14 @@ class _Leaving:
             teller.join(TELL_S)  # who reads them may have gone or stand still
         finally:
             os._exit(self.status)
+
+
+def _end_without_lock(after_s: float) -> None:
+    """Has this process ended by a thread that needs no interpreter's lock, which somebody may keep for ever."""
+    if sys.__stderr__ is not None:
+        with contextlib.suppress(ValueError, OSError):  # closed
+            # By number: of a file it would flush what is pending, and who reads that may stand still.
+            faulthandler.dump_traceback_later(after_s, exit=True, file=sys.__stderr__.fileno())
 
 
 def _ending() -> bool:

@@ -109,7 +109,6 @@ class Term:
         ends = [r for r in out if isinstance(r, SpanBatch)]
         inside = [r for r in out if not isinstance(r, SpanBatch)]
         if inside or offsets:
-            # what the group is called now is asked within the bound too: the client's own thread answers, with no limit
             self._bounded(
                 "a transaction", lambda: self._transact(inside, offsets, consumer.consumer_group_metadata()), STUCK_S
             )

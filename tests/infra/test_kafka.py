@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from waiting import until
+from waiting import LIMIT_S, until
 
 from spanloop.infra.embedded_broker import KEPT_BYTES, EmbeddedBroker
 from spanloop.infra.kafka import Member, Message, Position, Reader, wait_for_broker
@@ -188,11 +188,12 @@ def test_a_poll_waits_for_the_first_record_and_no_longer(embedded_settings: Sett
 
 def test_a_member_that_leaves_takes_nothing_of_what_it_was_about_to_be_given(embedded_settings: Settings) -> None:
     given: list[list[Position]] = []
-    member = Member(embedded_settings, "test", [TASKS], on_assign=given.append)
+    taken: list[list[Position]] = []
+    member = Member(embedded_settings, "test", [TASKS], on_assign=given.append, on_revoke=taken.append)
     until(lambda: bool(member.raw().memberid()), "it to join, which it does without being polled")
     time.sleep(0.5)  # the assignment follows
     member.close()
-    assert given == []
+    assert given == taken == []
 
 
 LEAVES = """
@@ -220,7 +221,7 @@ def test_members_that_leave_while_they_are_given_partitions_all_do(embedded_sett
     # One that does not holds the interpreter's lock for ever: only a process of its own can be ended then.
     settings = embedded_settings
     command = [sys.executable, "-c", LEAVES, settings.bootstrap, settings.prefix]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=LIMIT_S)
 
 
 def test_a_missing_topic_is_named_with_what_to_do(broker: EmbeddedBroker) -> None:

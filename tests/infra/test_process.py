@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -16,8 +17,10 @@ from spanloop.schemas.errors import ConfigError
 
 PART = """
 import sys, threading
+from spanloop.infra import process
 from spanloop.infra.bounded import Bounded
-from spanloop.infra.process import main
+
+process.TELL_S, process.BEHIND_S = {patience}
 
 class Part:
     def run(self, stop):
@@ -26,14 +29,17 @@ class Part:
         print("flushing", flush=True)
         {after}
 
-main(lambda settings: Part(), broker=False)
+process.main(lambda settings: Part(), broker=False)
 """
+PATIENCE = (10.0, 60.0)  # a busy machine may take long to say its last words
+HELD_UP = (process.TELL_S, PATIENCE[1])
 
 
-def started(after: str) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", PART.format(after=after)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def started(after: str, patience: tuple[float, float] = PATIENCE) -> subprocess.Popen[str]:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    code = PART.format(after=after, patience=patience)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", code], env=buffered, text=True, **pipes)
     assert child.stdout is not None
     assert child.stdout.readline() == "running\n"
     return child
@@ -75,18 +81,30 @@ def test_what_keeps_a_part_that_ended_well_is_named_and_left(stuck: str) -> None
     assert child.returncode == 0
 
 
-def test_a_part_that_does_not_leave_ends_though_nobody_reads_what_it_says() -> None:
-    with started("print('x', end=''); Bounded(threading.Event())('a call', threading.Event().wait, 600)") as child:
+WAITS = "Bounded(threading.Event())('a call', threading.Event().wait, 600)"
+
+
+def test_a_part_that_does_not_leave_ends_though_nobody_is_there_to_read_what_it_says() -> None:
+    with started(f"print('x', end=''); {WAITS}", HELD_UP) as child:
         assert child.stdout is not None
         assert child.stderr is not None
-        child.stderr.close()
+        child.send_signal(signal.SIGTERM)
+        assert child.stdout.readline() == "flushing\n"
         child.stdout.close()
+        child.stderr.close()
+        assert child.wait(GONE_WITHIN_S) == 1
+
+
+def test_a_part_that_does_not_leave_ends_though_who_reads_what_it_says_stands_still() -> None:
+    # A thread that writes into a full pipe keeps stderr's own lock.
+    full = "threading.Thread(target=sys.stderr.write, args=('x' * 1_000_000,), daemon=True).start()"
+    with started(f"{full}; {WAITS}", HELD_UP) as child:
         child.send_signal(signal.SIGTERM)
         assert child.wait(GONE_WITHIN_S) == 1
 
 
 def test_a_part_that_does_not_leave_is_ended_by_force_and_says_where_it_was() -> None:
-    with started("Bounded(threading.Event())('a call', threading.Event().wait, 600)") as child:
+    with started(WAITS) as child:
         child.send_signal(signal.SIGTERM)
         _, said = child.communicate(timeout=GONE_WITHIN_S)
     assert "MainThread at spanloop.infra.bounded" in said
@@ -94,10 +112,10 @@ def test_a_part_that_does_not_leave_is_ended_by_force_and_says_where_it_was() ->
 
 
 def test_a_part_that_keeps_the_interpreters_lock_ends_too_and_says_where_it_was() -> None:
-    with started("import ctypes; ctypes.PyDLL(None).sleep(600)") as child:
+    with started("import ctypes; ctypes.PyDLL(None).sleep(600)", (process.TELL_S, process.BEHIND_S)) as child:
         child.send_signal(signal.SIGTERM)
         _, said = child.communicate(timeout=GONE_WITHIN_S)
-    assert "line 11 in run" in said
+    assert re.search('File "<string>", line \\d+ in run', said)
     assert child.returncode == 1
 
 
