@@ -198,10 +198,11 @@ def is_usage_chunk(part: Object) -> bool:
 
 
 def _remove(part: Object, names: tuple[str, ...]) -> bool:
-    found = [name for name in names if name in part]
-    for name in found:
-        del part[name]
-    return bool(found)
+    before = len(part)
+    for name in names:
+        if name in part:
+            del part[name]
+    return len(part) < before
 
 
 def _pieced(known: object, piece: object) -> object:

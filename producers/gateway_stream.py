@@ -27,23 +27,37 @@ async def events(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[
 
     Raises Refused(upstream_broken) past `max_bytes` in all.
     """
-    buffer, total = bytearray(), 0
+    buffer, total, returns = bytearray(), 0, False
     async for chunk in chunks:
         total += len(chunk)
         if total > max_bytes:
             raise Refused("upstream_broken", f"the answer is longer than {max_bytes} bytes")
         searched = max(0, len(buffer) - BOUNDARY_BYTES)
         buffer += chunk
-        ends = [found.end() for found in BOUNDARY.finditer(buffer, searched)]
-        if ends:
+        returns = returns or b"\r" in chunk
+        if ends := _ends(buffer, searched, returns):
             yield [bytes(buffer[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
             del buffer[: ends[-1]]
     if buffer.strip():
         yield [bytes(buffer)]
 
 
+def _ends(buffer: bytearray, searched: int, returns: bool) -> list[int]:
+    """Where events end that end behind `searched`. Hardly any engine writes carriage returns."""
+    if returns:
+        return [found.end() for found in BOUNDARY.finditer(buffer, searched)]
+    ends: list[int] = []
+    while (at := buffer.find(b"\n\n", searched)) >= 0:
+        searched = at + 2
+        ends.append(searched)
+    return ends
+
+
 def data_of(event: bytes) -> bytes | None:
     """An event's data lines joined, white space around them left out; None for a comment or a keep-alive."""
+    one_line = event.find(b"\n") == len(event) - 2 and event.endswith(b"\n") and b"\r" not in event
+    if one_line and event.startswith(b"data:"):
+        return event[5:].strip() or None
     lines = [line[5:].removeprefix(b" ") for line in event.removeprefix(BOM).splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines).strip() or None
 
@@ -84,18 +98,20 @@ class Hold:
 
     def starts_at(self, chunk: Object) -> bool:
         """True where this chunk, or one before it, finishes an answer or completes a tool call."""
-        self.begun = self.begun or any(self._finishes(obj(choice)) for choice in items(chunk.get("choices")))
+        for choice in items(chunk.get("choices")):
+            if self.begun:
+                break
+            self.begun = self._finishes(obj(choice))
         return self.begun
 
     def _finishes(self, choice: Object) -> bool:
+        complete = bool(choice.get("finish_reason"))  # "" on every chunk is how some write null
         delta, index = obj(choice.get("delta")), integer(choice.get("index")) or 0
-        calls = [obj(call) for call in items(delta.get("tool_calls"))]
-        complete = [
-            self._completes(index, integer(call.get("index")) or 0, obj(call.get("function"))) for call in calls
-        ]
+        for call in map(obj, items(delta.get("tool_calls"))):
+            complete |= self._completes(index, integer(call.get("index")) or 0, obj(call.get("function")))
         if legacy := obj(delta.get("function_call")):
-            complete.append(self._completes(index, -1, legacy))
-        return bool(choice.get("finish_reason")) or any(complete)  # "" on every chunk is how some write null
+            complete |= self._completes(index, -1, legacy)
+        return complete
 
     def _completes(self, choice: int, call: int, function: Object) -> bool:
         known = self._calls.get((choice, call))

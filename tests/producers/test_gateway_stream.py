@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_rig import DEADLINE_S, MakeRig, Rig
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from openai import APIError
 from waiting import until
@@ -270,9 +271,12 @@ def test_events_do_not_depend_on_where_the_network_cuts(lines: list[bytes], end:
     assert asyncio.run(cut_up(pieces)) == whole
 
 
-def test_data_lines_are_joined_and_comments_have_none() -> None:
-    assert data_of(b"data: a\r\ndata:b\r\n\r\n") == b"a\nb"
-    assert data_of(b": ping\n\n") is None
+@given(st.lists(st.sampled_from([b"data:", b" ", b"a", b"\n", b"\r", b"\n\n"])).map(b"".join))
+@example(b"data: a\r\ndata:b\r\n\r\n")
+@example(b": ping\n\n")
+def test_data_lines_are_joined_and_comments_have_none(event: bytes) -> None:
+    lines = [line[5:] for line in re.split(rb"\r\n|\r|\n", event) if line.startswith(b"data:")]
+    assert data_of(event) == (b"\n".join(line.removeprefix(b" ") for line in lines).strip() or None)
 
 
 OBJECTS = st.recursive(
