@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from ..infra.kafka import Names, Position
 from ..infra.process import collect_seldom, new_loop
 from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
-from ..schemas.errors import ConfigError, SpanloopError
+from ..schemas.errors import ConfigError, SpanloopError, Unavailable
 from ..schemas.topics import REWARDS, SPANS
 from .crash import meaning
 from .faust_consumer import Batches
@@ -45,6 +45,7 @@ FETCH_WAIT_MS = 50
 TICK_S = 0.05
 COMMIT_S = 0.2
 STOP_POLL_S = 0.05
+SETTLE_S = 30.0  # what Faust needs to come to rest after a rebalance is a fraction of a second
 LAST_COMMIT_S = 1.0  # what is not committed by then is read again at the next start
 
 
@@ -95,7 +96,19 @@ class AssemblerApp(App):
     async def on_started(self) -> None:
         await super().on_started()
         for work in (self._take, self._tick, self._reread, self._commit):
-            self.add_future(work())
+            self._begin(work())
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        self.add_future(self._loudly(work))
+
+    async def _loudly(self, work: Coroutine[object, object, None]) -> None:
+        """Has work that is cancelled stop the worker: aiokafka's calls may be, and Faust would go on without it."""
+        try:
+            await work
+        except asyncio.CancelledError as error:
+            if not self.should_stop:
+                await self.crash(error)
+            raise
 
     async def on_stop(self) -> None:
         self._generation += 1
@@ -134,7 +147,7 @@ class AssemblerApp(App):
                 f"assigned partitions {numbers['spans']} of spans and {numbers['rewards']} of rewards; they must be "
                 "the same: do both topics have as many partitions? (`spanloop init` says)"
             )
-        self.add_future(self._take_over(numbers["spans"], self._generation))
+        self._begin(self._take_over(numbers["spans"], self._generation))
 
     async def _take_over(self, numbers: set[int], generation: int) -> None:
         """Gives up what another member has, catches up with what is new, and lets Faust go on from there."""
@@ -157,10 +170,8 @@ class AssemblerApp(App):
                 if not await shell.take_over(partition, committed, superseded):
                     return
                 self.held.add(partition)
-            while self.rebalancing:  # Faust seeks to the committed offsets just before this ends
-                if superseded():
-                    return
-                await asyncio.sleep(STOP_POLL_S)
+            if not await self._settled(superseded):
+                return
             positions = {
                 TP(self.names.full(source), p): offset
                 for p in self.held
@@ -171,6 +182,20 @@ class AssemblerApp(App):
             if not superseded():
                 shell.with_markers.clear()
                 self._ready.set()
+
+    async def _settled(self, superseded: Callable[[], bool]) -> bool:
+        """Waits until Faust lets records through again; False where superseded before. Raises Unavailable."""
+        end = asyncio.get_running_loop().time() + SETTLE_S
+        while self.rebalancing:
+            if superseded():
+                return False
+            if asyncio.get_running_loop().time() > end:
+                raise Unavailable(
+                    f"group {NAME} gave partitions, but its consumer did not go on within {SETTLE_S:g} s; nothing is "
+                    "lost, start again"
+                )
+            await asyncio.sleep(STOP_POLL_S)
+        return True
 
     # --- work
 

@@ -12,16 +12,20 @@ from .first_offsets import has_lost_offsets
 
 
 def meaning(settings: Settings, group: str, reason: BaseException) -> SpanloopError | None:
-    """DataLost or Unavailable for what aiokafka raises where records, offsets or the broker are gone; else None.
+    """DataLost or Unavailable for what is raised where records, offsets or the broker are gone; else None.
 
     Raises Unavailable and ConfigError as `has_lost_offsets` does.
     """
+    if isinstance(reason, SpanloopError):
+        return None
     if isinstance(reason, OffsetOutOfRangeError):
         return lost(settings, f"consumer {group}: {reason}")
     if isinstance(reason, NoOffsetForPartitionError):
         return _without_offset(settings, group, reason)
     if isinstance(reason, asyncio.CancelledError):
-        return Unavailable(f"the {group}'s consumer was cut off from {settings.bootstrap} as it started")
+        return Unavailable(f"the {group}'s consumer was cut off from {settings.bootstrap}")
+    if isinstance(reason, asyncio.TimeoutError):
+        return Unavailable(f"the {group}'s consumer was not told by {settings.bootstrap} where it stands, in time")
     if isinstance(reason, KafkaError) and reason.retriable:
         return Unavailable(f"the {group}'s consumer cannot go on with {settings.bootstrap}: {reason}")
     return None

@@ -47,6 +47,13 @@ class Batches(Consumer):
     def _new_consumer_thread(self) -> ConsumerThread:
         return _Thread(self, loop=self.loop, beacon=self.beacon)
 
+    async def perform_seek(self) -> None:
+        """Nothing: aiokafka begins at what is committed, and `app.py` seeks from there.
+
+        Faust asks for it again, partition by partition; where that takes longer than one request may, it takes the
+        time-out for its own end. From then on no rebalance is followed by records any more, and nothing tells of it.
+        """
+
     async def _drain_messages(self, fetcher: Service) -> None:
         while not (self.should_stop or fetcher.should_stop):
             batch = [message async for _, message in self.getmany(timeout=FETCH_TIMEOUT_S)]

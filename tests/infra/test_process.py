@@ -38,8 +38,8 @@ HELD_UP = (process.TELL_S, PATIENCE[1])
 def started(after: str, patience: tuple[float, float] = PATIENCE) -> subprocess.Popen[str]:
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     code = PART.format(after=after, patience=patience)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    child = subprocess.Popen([sys.executable, "-c", code], env=buffered, text=True, **pipes)
+    command = [sys.executable, "-c", code]
+    child = subprocess.Popen(command, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "running\n"
     return child

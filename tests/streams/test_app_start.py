@@ -18,11 +18,13 @@ from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import Unavailable
 from spanloop.streams import app
 from spanloop.streams.app import AssemblerService
+from spanloop.streams.faust_consumer import Batches
 from spanloop.streams.shell import Shell
 
 ERRORS: Any = import_module("aiokafka.errors")  # it has no types
 
 AWAY_S = 1.0  # it notices, and waits to fetch again
+DEADLINE_S = 30.0
 
 
 class CutOff:
@@ -102,4 +104,51 @@ def test_it_leaves_at_once_while_its_broker_is_away(embedded_settings: Settings,
 def test_a_fault_of_its_own_is_told_as_it_is(embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "AssemblerApp", Broken)
     with pytest.raises(ERRORS.IllegalStateError, match="a fault"):
+        AssemblerService(embedded_settings).run(threading.Event())
+
+
+async def late(*_: object) -> dict[object, int]:
+    """Tells a group's offsets after longer than Faust's consumer waits."""
+    await asyncio.sleep(2 * DEADLINE_S)
+    return {}
+
+
+def test_it_begins_though_the_group_tells_its_offsets_late(
+    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Faust would ask for them again, take more than ten seconds for its own end, and let no record through any more.
+    monkeypatch.setattr(import_module("aiokafka").AIOKafkaConsumer, "seek_to_committed", late)
+    service = AssemblerService(embedded_settings)
+    with in_thread(service, GONE_WITHIN_S):
+        until(lambda: service.app is not None and service.app.is_ready, "the assembler to be ready", DEADLINE_S)
+
+
+def test_a_consumer_that_does_not_go_on_after_a_rebalance_is_told_of(
+    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Batches, "perform_seek", late)
+    monkeypatch.setattr(app, "SETTLE_S", 1.0)
+    with pytest.raises(Unavailable, match="did not go on within 1 s"):
+        AssemblerService(embedded_settings).run(threading.Event())
+
+
+def test_work_that_is_cancelled_by_a_call_of_its_own_stops_the_assembler(
+    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Batches, "seek_wait", cancelled)
+    with pytest.raises(Unavailable, match="cut off from"):
+        AssemblerService(embedded_settings).run(threading.Event())
+
+
+def test_a_consumer_that_is_not_told_where_it_stands_is_told_as_an_absence(
+    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def timed_out(*_: object) -> None:
+        raise asyncio.TimeoutError
+
+    monkeypatch.setattr(Batches, "seek_wait", timed_out)
+    with pytest.raises(Unavailable, match=f"not told by {embedded_settings.bootstrap}"):
         AssemblerService(embedded_settings).run(threading.Event())
