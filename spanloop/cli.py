@@ -119,7 +119,9 @@ def version() -> None:
 def demo(
     seed: Annotated[int, typer.Option(help="Decides policy, tasks and training.")] = 0,
     rollouts: Annotated[int, typer.Option(help="Train rollouts in all.")] = 3584,
-    warm_steps: Annotated[int, typer.Option(help="Supervised steps before, on half-right demonstrations.")] = 300,
+    warm_steps: Annotated[
+        int, typer.Option(help="Supervised steps before, at most; on half-right demonstrations.")
+    ] = 900,
     home: Annotated[Path | None, typer.Option(help="Folder to keep; default runs/demo-<time>.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
     control: Annotated[str | None, typer.Option(help="frozen or shuffled: must not learn.")] = None,

@@ -65,7 +65,7 @@ class DemoConfig:
 
     seed: int = 0
     rollouts: int = 3584
-    warm_steps: int = 300
+    warm_steps: int = 900
     home: Path | None = None
     report: Path | None = None
     control: str | None = None
@@ -139,9 +139,8 @@ class Demo:
         with waiting(console, "starting broker, registry and ClickHouse"):
             self._services = EmbeddedStack(self._home, kafka=config.kafka)
         self._interrupt.check()
-        with waiting(
-            console, f"making a policy and warming it up on half-right demonstrations ({config.warm_steps} steps)"
-        ):
+        steps = f"at most {config.warm_steps} steps"
+        with waiting(console, f"making a policy and warming it up on half-right demonstrations ({steps})"):
             make_policy(config, self._home)
         self._interrupt.check()
         with waiting(console, "starting the parts"):

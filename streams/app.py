@@ -45,7 +45,7 @@ FETCH_WAIT_MS = 50
 TICK_S = 0.05
 COMMIT_S = 0.2
 STOP_POLL_S = 0.05
-SETTLE_S = 30.0  # what Faust needs to come to rest after a rebalance is a fraction of a second
+SETTLE_S = 30.0  # a hundred times what Faust needs to come to rest after a rebalance
 LAST_COMMIT_S = 1.0  # what is not committed by then is read again at the next start
 
 
@@ -73,7 +73,7 @@ class AssemblerApp(App):
         self._queue: asyncio.Queue[Sequence[Raw]] = asyncio.Queue(QUEUED_BATCHES)
         self._take_over_lock = asyncio.Lock()
         self._commit_lock = asyncio.Lock()
-        self._generation = 0
+        self._generation = self._rebalance = 0
         self._leaving = threading.Event()
         topics = (self.names.full(t.name) for t in (SPANS, REWARDS))
         self.topics.add(self.topic(*topics, key_serializer="raw", value_serializer="raw", acks=False))
@@ -137,6 +137,7 @@ class AssemblerApp(App):
     async def _assigned(self, _: object, assigned: set[TP], **__: object) -> None:
         self._ready.clear()
         self._generation += 1
+        self._rebalance = self.rebalancing_count
         # Faust fixes this at 1.5 s, which the embedded broker takes literally even when records are there
         attrgetter("_thread._consumer._fetcher")(self.consumer)._fetch_max_wait_ms = FETCH_WAIT_MS
         numbers = {
@@ -170,7 +171,7 @@ class AssemblerApp(App):
                 if not await shell.take_over(partition, committed, superseded):
                     return
                 self.held.add(partition)
-            if not await self._settled(superseded):
+            if not await self._settled():
                 return
             positions = {
                 TP(self.names.full(source), p): offset
@@ -183,19 +184,16 @@ class AssemblerApp(App):
                 shell.with_markers.clear()
                 self._ready.set()
 
-    async def _settled(self, superseded: Callable[[], bool]) -> bool:
-        """Waits until Faust lets records through again; False where superseded before. Raises Unavailable."""
-        end = asyncio.get_running_loop().time() + SETTLE_S
-        while self.rebalancing:
-            if superseded():
-                return False
-            if asyncio.get_running_loop().time() > end:
-                raise Unavailable(
-                    f"group {NAME} gave partitions, but its consumer did not go on within {SETTLE_S:g} s; nothing is "
-                    "lost, start again"
-                )
+    async def _settled(self) -> bool:
+        """Waits until Faust lets records through again; False where another rebalance has begun. Raises Unavailable."""
+        for _ in range(round(SETTLE_S / STOP_POLL_S)):
+            if not self.rebalancing or self.rebalancing_count != self._rebalance:
+                return not self.rebalancing
             await asyncio.sleep(STOP_POLL_S)
-        return True
+        raise Unavailable(
+            f"group {NAME} gave partitions, but its consumer did not go on within {SETTLE_S:g} s; nothing is lost, "
+            "start again"
+        )
 
     # --- work
 

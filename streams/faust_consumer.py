@@ -50,8 +50,8 @@ class Batches(Consumer):
     async def perform_seek(self) -> None:
         """Nothing: aiokafka begins at what is committed, and `app.py` seeks from there.
 
-        Faust asks for it again, partition by partition; where that takes longer than one request may, it takes the
-        time-out for its own end. From then on no rebalance is followed by records any more, and nothing tells of it.
+        Faust asks for the committed offsets again, one by one. Where they take longer than one request may, it takes
+        the time-out for its own end: no rebalance is followed by records any more, and nothing tells of it.
         """
 
     async def _drain_messages(self, fetcher: Service) -> None:

@@ -7,7 +7,8 @@ from ..schemas.topics import BIG_MAX_BYTES
 from .credentials import credentials
 
 BATCH = 500
-# Faust warns of partitions without commits; ours are held back for as long as an attempt is open.
+# Faust warns of partitions without commits; ours are held back for as long as an attempt is open. And a member that
+# fetches nothing for long would leave its group for ever: a spare one without partitions, one that catches up.
 NEVER_S = 1e9
 
 
@@ -28,6 +29,7 @@ def faust_settings(settings: Settings) -> dict[str, object]:
         "broker_heartbeat_interval": settings.session_timeout_s / 3,
         "broker_request_timeout": max(10.0, settings.session_timeout_s + 1),
         "broker_commit_livelock_soft_timeout": NEVER_S,
+        "broker_max_poll_interval": NEVER_S,
         "broker_max_poll_records": BATCH,
         "stream_wait_empty": False,
         "stream_processing_timeout": NEVER_S,

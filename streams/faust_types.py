@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         should_stop: bool
         on_partitions_assigned: Signal
         rebalancing: bool
+        rebalancing_count: int
         topics: MutableSet[object]
 
         def __init__(self, *, id: str, datadir: str, **settings: object) -> None: ...

@@ -97,9 +97,9 @@ class Shell:
     async def take_fetched(self, messages: Sequence[Raw]) -> None:
         """Adds what Faust fetched, and before it what Faust has passed over. Raises DataLost.
 
-        Faust drops what it had fetched when a rebalance begins, and counts on a seek to the committed offset, which its
-        driver leaves out where that is 0. The markers of a foreign producer's transactions look alike: a partition in
-        which only these were found is not looked at again before its next assignment.
+        Faust drops what a fetch that began before a rebalance brings after it, and `Batches` does not seek back: what
+        comes until `app.py` seeks may begin too late. The markers of a foreign producer's transactions look alike: a
+        partition in which only these were found is not looked at again before its next assignment.
         """
         firsts: dict[Position, int] = {}
         for raw in messages:

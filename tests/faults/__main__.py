@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -130,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="default: by chance")
     parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="brokers")
     parser.add_argument("--only", action="append", choices=sorted(BY_NAME), help="faults to take; default: all")
-    parser.add_argument("--home", type=Path, help="folder for logs and data; default: one that is removed")
+    parser.add_argument("--home", type=Path, help="folder for logs and data; default: one that goes where all is well")
     chosen = parser.parse_args()
     out = Console(width=160)
     logging.getLogger("spanloop").setLevel(
@@ -139,12 +140,12 @@ def main() -> None:
     seed = seed_of(chosen.seed)
     faults = [f for f in FAULTS if f.nodes <= chosen.nodes and (not chosen.only or f.name in chosen.only)]
     out.print(f"seed {seed}, {chosen.minutes:g} minutes, {groups_for(chosen.minutes) * GROUP_SIZE} rollouts")
-    with ExitStack() as stack:
-        home = chosen.home or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        good = run(
-            home.resolve(), minutes=chosen.minutes, dice=random.Random(seed), nodes=chosen.nodes, faults=faults, out=out
-        )
-    sys.exit(0 if good else 1)
+    home = (chosen.home or Path(tempfile.mkdtemp(prefix="chaos-"))).resolve()
+    good = run(home, minutes=chosen.minutes, dice=random.Random(seed), nodes=chosen.nodes, faults=faults, out=out)
+    if not good:
+        sys.exit(f"logs and data: {home}")
+    if chosen.home is None:
+        shutil.rmtree(home)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ class Rig:
 
     def _stuck(self) -> str:
         missing = self.flow.missing()
-        said = {c.name: c.said()[-300:] for c in self.parts.children.values() if c.process is not None}
+        said = {c.name: c.said()[-1000:] for c in self.parts.children.values() if c.process is not None}
         return (
             f"{len(missing)} of {len(self.fed.tasks)} rollouts and groups not done, such as {missing[:3]}; "
             f"running: {self.parts.running()}; logs in {self.parts.logs}: {said}"

@@ -66,14 +66,22 @@ def test_demonstrations_are_half_right_and_train_answers_with_their_ends() -> No
     assert 0.5 < rights / 2000 < 0.6  # one half, and one in ten of the other by chance
 
 
-def test_the_same_seed_makes_and_warms_the_same_policy(tmp_path: Path) -> None:
-    def made(name: str, seed: int) -> dict[str, object]:
-        folder = tmp_path / name
-        tiny.make_policy(folder, seed)
-        tiny.warm_start(folder, seed, steps=3)
-        return {k: v.numpy().tobytes() for k, v in load_file(folder / "model.safetensors").items()}
+def warmed(folder: Path, seed: int, steps: int) -> dict[str, object]:
+    tiny.make_policy(folder, seed)
+    tiny.warm_start(folder, seed, steps)
+    return {k: v.numpy().tobytes() for k, v in load_file(folder / "model.safetensors").items()}
 
-    first = made("a", 1)
-    assert made("b", 1) == first
-    assert made("c", 2) != first
+
+def test_a_warm_start_ends_once_the_demonstrations_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "LEAST_STEPS", 3)
+    monkeypatch.setattr(tiny, "SMOOTHED", 2)
+    assert warmed(tmp_path / "a", 1, steps=4) != warmed(tmp_path / "b", 1, steps=3)  # nothing is learned yet
+    monkeypatch.setattr(tiny, "LEARNED", 100.0)
+    assert warmed(tmp_path / "c", 1, steps=4) == warmed(tmp_path / "d", 1, steps=3)
+
+
+def test_the_same_seed_makes_and_warms_the_same_policy(tmp_path: Path) -> None:
+    first = warmed(tmp_path / "a", 1, steps=3)
+    assert warmed(tmp_path / "b", 1, steps=3) == first
+    assert warmed(tmp_path / "c", 2, steps=3) != first
     assert sum(len(v) for v in first.values() if isinstance(v, bytes)) // 4 == 139_968
