@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,12 @@ PARTITIONS = 4
 def pytest_configure(config: pytest.Config) -> None:
     """Markers of this suite's own."""
     config.addinivalue_line("markers", "needs(what): a capability that infra.embedded_broker.LACKS may name")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Collects what tests left behind: tracebacks of it, while pytest parses, break Python 3.11's parser."""
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

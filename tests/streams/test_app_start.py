@@ -131,23 +131,15 @@ def test_a_consumer_that_does_not_go_on_after_a_rebalance_is_told_of(
         AssemblerService(embedded_settings).run(threading.Event())
 
 
-def test_work_that_is_cancelled_by_a_call_of_its_own_stops_the_assembler(
-    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failure", "said"), [(asyncio.CancelledError, "cut off from"), (asyncio.TimeoutError, "not told by")]
+)
+def test_a_call_of_its_consumers_that_is_cancelled_or_not_answered_stops_the_assembler(
+    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException], said: str
 ) -> None:
-    async def cancelled(*_: object) -> None:
-        raise asyncio.CancelledError
+    async def failing(*_: object) -> None:
+        raise failure
 
-    monkeypatch.setattr(Batches, "seek_wait", cancelled)
-    with pytest.raises(Unavailable, match="cut off from"):
-        AssemblerService(embedded_settings).run(threading.Event())
-
-
-def test_a_consumer_that_is_not_told_where_it_stands_is_told_as_an_absence(
-    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def timed_out(*_: object) -> None:
-        raise asyncio.TimeoutError
-
-    monkeypatch.setattr(Batches, "seek_wait", timed_out)
-    with pytest.raises(Unavailable, match=f"not told by {embedded_settings.bootstrap}"):
+    monkeypatch.setattr(Batches, "seek_wait", failing)
+    with pytest.raises(Unavailable, match=f"{said} {embedded_settings.bootstrap}"):
         AssemblerService(embedded_settings).run(threading.Event())
