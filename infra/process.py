@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -31,6 +32,7 @@ LEAVE_S = 5.0  # what a process gets to leave in once its parent is gone
 STOPPED_S = 4.7  # what a part gets once it is told to stop
 LOOK_S, TELL_S = 0.1, 0.3
 BEHIND_S = 2.0  # behind those last words, which a busy machine may delay
+FREE_S = 8.0  # what the interpreter gets to free what is left; then the process ends with status 1, however it went
 OURS = "spanloop."
 
 
@@ -42,10 +44,11 @@ class Part(Protocol):
         ...
 
 
-def stop_on_signal(*, second_kills: bool = True) -> threading.Event:
+def stop_on_signal(*, second_kills: bool = True, told: Callable[[], None] = lambda: None) -> threading.Event:
     """An event that SIGTERM and SIGINT set. For the main thread.
 
     second_kills: a second signal ends the process at once; False where that would leave other processes behind.
+    told: called before the event is set for the first time.
     """
     stop = threading.Event()
 
@@ -53,7 +56,11 @@ def stop_on_signal(*, second_kills: bool = True) -> threading.Event:
         del frame
         if stop.is_set() and second_kills:
             os._exit(128 + number)
-        stop.set()
+        try:
+            if not stop.is_set():
+                told()
+        finally:
+            stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
@@ -81,34 +88,38 @@ def run_until_signalled(part: Part, leave_s: float | None = STOPPED_S) -> None:
 
     Where something still runs `leave_s` after the stop, or after the part ended, it is named and the process is ended
     by force, as if it were killed: what a client of a broker or a thread of an agent's waits for may never come, and
-    between the stop and the part's end it may wait with the interpreter's lock. None: the part takes the time it needs.
+    may be waited for with the interpreter's lock. None: the part takes the time it needs, and what is left behind it
+    gets `STOPPED_S`.
     """
     collect_seldom()
-    leaving = _Leaving(stop_on_signal(), leave_s)
+    leaving = _Leaving(leave_s)
+    # Past all threads and hooks the interpreter frees what is left, and a client may then wait for its broker.
+    atexit.register(_end_without_lock, FREE_S)
     try:
         part.run(leaving.stop)
         leaving.status = 0
     finally:
         leaving.over = True
         leaving.stop.set()
+        leaving.due.set()
         faulthandler.cancel_dump_traceback_later()
 
 
 class _Leaving:
-    """Ends this process in time once `stop` is set."""
+    """Ends this process in time once it is due to end."""
 
-    def __init__(self, stop: threading.Event, leave_s: float | None) -> None:
-        self.stop = stop
+    def __init__(self, leave_s: float | None) -> None:
+        if leave_s is None:
+            self.stop, self.due = stop_on_signal(), threading.Event()
+        else:  # before the part hears of the stop: from then on it may keep the interpreter's lock
+            self.stop = self.due = stop_on_signal(told=lambda: _end_without_lock(leave_s + BEHIND_S))
         self.over = False  # the part has ended
         self.status = 1
-        if leave_s is not None:
-            threading.Thread(target=self._watch, args=(leave_s,), name="leaving", daemon=True).start()
+        limit_s = STOPPED_S if leave_s is None else leave_s
+        threading.Thread(target=self._watch, args=(limit_s,), name="leaving", daemon=True).start()
 
     def _watch(self, leave_s: float) -> None:
-        self.stop.wait()
-        _end_without_lock(leave_s + BEHIND_S)
-        if self.over:  # ended meanwhile, and who ran the part may have more to do
-            faulthandler.cancel_dump_traceback_later()
+        self.due.wait()
         time.sleep(leave_s)
         while self.over and not _ending():  # who ran the part has more to do
             time.sleep(LOOK_S)
@@ -123,7 +134,7 @@ class _Leaving:
 def _end_without_lock(after_s: float) -> None:
     """Has this process ended by a thread that needs no interpreter's lock, which somebody may keep for ever."""
     if sys.__stderr__ is not None:
-        with contextlib.suppress(ValueError, OSError):  # closed
+        with contextlib.suppress(ValueError, OSError, RuntimeError):  # closed, or no thread can be started
             # By number: of a file it would flush what is pending, and who reads that may stand still.
             faulthandler.dump_traceback_later(after_s, exit=True, file=sys.__stderr__.fileno())
 

@@ -29,15 +29,15 @@ class Part:
         print("flushing", flush=True)
         {after}
 
-process.main(lambda settings: Part(), broker=False)
+process.main(lambda settings: Part(), broker=False{leave})
 """
 PATIENCE = (10.0, 60.0)  # a busy machine may take long to say its last words
 HELD_UP = (process.TELL_S, PATIENCE[1])
 
 
-def started(after: str, patience: tuple[float, float] = PATIENCE) -> subprocess.Popen[str]:
+def started(after: str, patience: tuple[float, float] = PATIENCE, leave: str = "") -> subprocess.Popen[str]:
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    code = PART.format(after=after, patience=patience)
+    code = PART.format(after=after, patience=patience, leave=leave)
     command = [sys.executable, "-c", code]
     child = subprocess.Popen(command, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -117,6 +117,40 @@ def test_a_part_that_keeps_the_interpreters_lock_ends_too_and_says_where_it_was(
         _, said = child.communicate(timeout=GONE_WITHIN_S)
     assert re.search('File "<string>", line \\d+ in run', said)
     assert child.returncode == 1
+
+
+def test_what_is_freed_past_the_last_thread_does_not_keep_a_process() -> None:
+    freed = "sys.kept = type('Client', (), {'__del__': lambda _, wait=ctypes.CDLL(None).sleep: wait(600)})()"
+    with started(f"import ctypes; {freed}") as child:
+        child.send_signal(signal.SIGTERM)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "flushing\n"
+        assert child.wait(GONE_WITHIN_S) == 1
+
+
+def test_who_is_told_of_a_stop_hears_it_before_the_part_does_and_cannot_keep_it() -> None:
+    heard = list[bool]()
+
+    def told() -> None:
+        heard.append(stop.is_set())
+        raise RuntimeError("can't start new thread")
+
+    stop = process.stop_on_signal(told=told)
+    try:
+        with pytest.raises(RuntimeError, match="new thread"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert (heard, stop.is_set()) == ([False], True)
+
+
+def test_a_part_that_takes_its_time_leaves_nothing_behind_it() -> None:
+    with started(THREAD, leave=", leave_s=None") as child:
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=GONE_WITHIN_S)
+    assert re.search("ended by force .* agent\\S* at threading", said)
+    assert child.returncode == 0
 
 
 def test_an_error_made_on_purpose_is_a_message_and_no_traceback() -> None:
