@@ -31,10 +31,11 @@ NO_LEADER = frozenset(
     {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH}
 )
 LEADER_PAUSE_S = 0.1
-REFUSED = frozenset(
+# A group that does not take this member, however often it asks.
+GROUP_REFUSED = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_SESSION_TIMEOUT})
+REFUSED = GROUP_REFUSED | frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -180,13 +181,16 @@ def denied(
     reason = error if isinstance(error, KafkaError) else cast("KafkaError", error.args[0])
     if reason.code() not in REFUSED:
         return None
-    if reason.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+    if reason.code() in GROUP_REFUSED:
         where = f"group {settings.prefix}-{group}"
     return refused(settings, reason, f"consumer {group}", where)
 
 
 def _refusal(settings: Settings, error: KafkaError, who: str, where: str) -> str:
-    return f"{settings.bootstrap} refuses {who} on {where}: {error.str()}; see the setting `kafka` and docs/security.md"
+    see = "see the setting `kafka` and docs/security.md"
+    if error.code() == KafkaError.INVALID_SESSION_TIMEOUT:
+        see = "its group.min.session.timeout.ms and group.max.session.timeout.ms bound the setting `session_timeout_s`"
+    return f"{settings.bootstrap} refuses {who} on {where}: {error.str()}; {see}"
 
 
 def partitions(settings: Settings, topic: Topic) -> int:

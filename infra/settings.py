@@ -96,7 +96,10 @@ class Settings(BaseSettings):
     kafka: dict[str, str] = Field(default_factory=dict)
     """Further librdkafka settings for every client, such as security.protocol and sasl.*."""
     session_timeout_s: float = Field(default=6.0, gt=0)
-    """How long a silent group member is waited for before its partitions go to another."""
+    """How long a silent group member is waited for before its partitions go to another.
+
+    Between the broker's group.min.session.timeout.ms and group.max.session.timeout.ms.
+    """
     dlq_limit: int = Field(default=100, ge=0)
     """Dead letters in a row after which a consumer stops instead of draining a topic."""
     max_block_s: float = Field(default=5.0, ge=0)

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import asyncio
 
+from confluent_kafka import KafkaError as Refusal
+
 from ..infra.kafka import lost
+from ..infra.kafka_config import denied
 from ..infra.settings import Settings
 from ..schemas.errors import SpanloopError, Unavailable
-from .faust_types import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from .faust_types import BrokerResponseError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from .first_offsets import has_lost_offsets
 
 
 def meaning(settings: Settings, group: str, reason: BaseException) -> SpanloopError | None:
-    """DataLost or Unavailable for what is raised where records, offsets or the broker are gone; else None.
+    """DataLost, Unavailable or ConfigError where records, offsets or the broker are gone, or it refuses; else None.
 
     Raises Unavailable and ConfigError as `has_lost_offsets` does.
     """
-    if isinstance(reason, SpanloopError):
-        return None
     if isinstance(reason, OffsetOutOfRangeError):
         return lost(settings, f"consumer {group}: {reason}")
     if isinstance(reason, NoOffsetForPartitionError):
         return _without_offset(settings, group, reason)
     if isinstance(reason, asyncio.CancelledError):
         return Unavailable(f"the {group}'s consumer was cut off from {settings.bootstrap}")
-    if isinstance(reason, asyncio.TimeoutError):
-        return Unavailable(f"the {group}'s consumer was not told by {settings.bootstrap} where it stands, in time")
-    if isinstance(reason, KafkaError) and reason.retriable:
+    # the client wraps much of what passes in an error of no kind
+    if isinstance(reason, KafkaError) and (reason.retriable or type(reason) is KafkaError):
         return Unavailable(f"the {group}'s consumer cannot go on with {settings.bootstrap}: {reason}")
+    if isinstance(reason, BrokerResponseError):
+        return denied(settings, Refusal(reason.errno), group)
     return None
 
 

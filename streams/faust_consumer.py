@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Protocol
 
+from ..schemas.errors import Unavailable
 from .faust_types import Consumer, ConsumerThread, Message, Service
 
 FETCH_TIMEOUT_S = 1.0
+WATCH_S = 0.5
+CEASED = "the assembler's Kafka consumer has ceased to work; nothing is lost, start again"
 LEAVE_S = 2.0  # what the group gets to hear that its member leaves
 CLOSE_S = 0.5  # what connections get: one with TLS waits for its peer
 
@@ -23,6 +26,26 @@ class Forward(Protocol):
 
 
 class _Thread(ConsumerThread):
+    async def on_start(self) -> None:
+        await super().on_start()
+        self.add_future(self._watch())
+
+    async def _watch(self) -> None:
+        """Raises what the client keeps for calls that Faust does not make: until then it stands still, silently."""
+        coordinator, fetcher = attrgetter("_consumer._coordinator", "_consumer._fetcher")(self)
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self.should_stop:
+                return
+            try:
+                coordinator.check_errors()
+                if not fetcher.error_future.done():
+                    continue
+                fetcher.error_future.result()
+            except asyncio.CancelledError as error:  # of the client's own work, not of this
+                raise Unavailable(CEASED) from error
+            raise Unavailable(CEASED)
+
     async def on_thread_stop(self) -> None:
         """Ends a consumer whose broker is away, too: aiokafka cancels what then waits to fetch, and is cancelled by it.
 

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
         """The thread in which aiokafka's consumer lives."""
 
         def __init__(self, consumer: Consumer, *, loop: object, beacon: object) -> None: ...
+        async def on_start(self) -> None: ...
         async def on_thread_stop(self) -> None: ...
+        def add_future(self, coro: Coroutine[object, object, None]) -> Future[None]: ...
 
     class Consumer(Service):
         """The group member."""
@@ -95,6 +97,11 @@ if TYPE_CHECKING:
 
         retriable: bool
 
+    class BrokerResponseError(KafkaError):
+        """aiokafka: what a broker answered."""
+
+        errno: int
+
     class OffsetOutOfRangeError(KafkaError):
         """aiokafka: records were removed before they were read."""
 
@@ -102,7 +109,7 @@ if TYPE_CHECKING:
         """aiokafka: nothing is committed, and nothing is to be assumed."""
 
 else:
-    from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+    from aiokafka.errors import BrokerResponseError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
     from faust import App
     from faust.app.base import BootStrategy
     from faust.transport.base import Transport
@@ -115,6 +122,7 @@ __all__ = [
     "TP",
     "App",
     "BootStrategy",
+    "BrokerResponseError",
     "Consumer",
     "ConsumerThread",
     "KafkaError",
