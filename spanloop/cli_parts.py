@@ -55,7 +55,7 @@ def streams(
     if only not in (None, "controller", "assembler"):
         raise ConfigError(f"--only {only}: expected controller or assembler")
     settings = connected(context)
-    from spanloop.streams.app import AssemblerService
+    from spanloop.streams.assembler_service import AssemblerService
     from spanloop.streams.controller_shell import ControllerService
 
     parts = {"controller": ControllerService, "assembler": AssemblerService}

@@ -15,7 +15,7 @@ from spanloop.infra.settings import Settings
 from spanloop.parts import Processes, Threads
 from spanloop.producers.worker import WorkerPolicy, WorkerService
 from spanloop.schemas.errors import ConfigError
-from spanloop.streams.app import AssemblerService
+from spanloop.streams.assembler_service import AssemblerService
 from spanloop.streams.controller_shell import ControllerService
 from spanloop.trainer.config import TrainerConfig
 from spanloop.trainer.loader import LoaderService

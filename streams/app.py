@@ -13,7 +13,6 @@ and Faust goes on from there. Whatever is not foreseen stops the worker.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -23,12 +22,11 @@ from tempfile import TemporaryDirectory
 from ..infra.clock import Clock
 from ..infra.kafka import Message as Raw
 from ..infra.kafka import Names, Position
-from ..infra.process import collect_seldom, new_loop
+from ..infra.process import collect_seldom
 from ..infra.registry import wait_for_registry
 from ..infra.settings import Settings
 from ..schemas.errors import ConfigError, SpanloopError, Unavailable
 from ..schemas.topics import REWARDS, SPANS
-from .crash import meaning
 from .faust_consumer import Batches
 from .faust_offsets import commit, end_offsets
 from .faust_settings import faust_settings
@@ -37,8 +35,6 @@ from .first_offsets import commit_first_offsets, committed_offsets
 from .messages import SOURCES, Policy, Source
 from .offsets import overtaken
 from .shell import NAME, Shell
-
-log = logging.getLogger(__name__)
 
 QUEUED_BATCHES = 4
 FETCH_WAIT_MS = 50
@@ -74,6 +70,7 @@ class AssemblerApp(App):
         self._take_over_lock = asyncio.Lock()
         self._commit_lock = asyncio.Lock()
         self._generation = self._rebalance = 0
+        self._compared = False  # with what other members committed while partitions were theirs
         self._leaving = threading.Event()
         topics = (self.names.full(t.name) for t in (SPANS, REWARDS))
         self.topics.add(self.topic(*topics, key_serializer="raw", value_serializer="raw", acks=False))
@@ -137,6 +134,7 @@ class AssemblerApp(App):
     async def _assigned(self, _: object, assigned: set[TP], **__: object) -> None:
         self._ready.clear()
         self._generation += 1
+        self._compared = False
         self._rebalance = self.rebalancing_count
         # Faust fixes this at 1.5 s, which the embedded broker takes literally even when records are there
         attrgetter("_thread._consumer._fetcher")(self.consumer)._fetch_max_wait_ms = FETCH_WAIT_MS
@@ -163,14 +161,19 @@ class AssemblerApp(App):
                 shell.revoke(partition)
             wanted: list[Position] = [(source, p) for source in SOURCES for p in numbers]
             found = await asyncio.to_thread(committed_offsets, self.settings, NAME, wanted) if wanted else {}
-            for partition in sorted(numbers):
-                committed: dict[Source, int] = {source: found[source, partition] for source in SOURCES}
-                if partition in self.held and not overtaken(committed, shell.positions(partition)):
-                    continue
-                self.held.discard(partition)
-                if not await shell.take_over(partition, committed, superseded):
-                    return
-                self.held.add(partition)
+            committed: dict[int, dict[Source, int]] = {p: {s: found[s, p] for s in SOURCES} for p in sorted(numbers)}
+            for partition, offsets in committed.items():
+                if partition in self.held and overtaken(offsets, shell.positions(partition)):
+                    self.held.discard(partition)
+                    shell.revoke(partition)
+            if superseded():
+                return
+            self._compared = True
+            for partition, offsets in committed.items():
+                if partition not in self.held:
+                    if not await shell.take_over(partition, offsets, superseded):
+                        return
+                    self.held.add(partition)
             if not await self._settled():
                 return
             positions = {
@@ -179,10 +182,18 @@ class AssemblerApp(App):
                 for source, offset in shell.positions(p).items()
             }
             if positions and not superseded():
-                await self.consumer.seek_wait(positions)
+                await self._seek(positions)
             if not superseded():
                 shell.with_markers.clear()
                 self._ready.set()
+
+    async def _seek(self, positions: Mapping[TP, int]) -> None:
+        try:
+            await self.consumer.seek_wait(positions)
+        except asyncio.TimeoutError as error:
+            raise Unavailable(
+                f"the {NAME}'s consumer was not told by {self.settings.bootstrap} where it stands, in time"
+            ) from error
 
     async def _settled(self) -> bool:
         """Waits until Faust lets records through again; False where another rebalance has begun. Raises Unavailable."""
@@ -229,64 +240,22 @@ class AssemblerApp(App):
             await self.commit_now()
 
     async def commit_now(self) -> None:
-        """Waits for acknowledgements and commits what they allow: nothing more once something has failed."""
+        """Waits for acknowledgements and commits what they allow: nothing more once something has failed.
+
+        Nothing either that another member may have gone past: the group takes any offset of who holds a partition.
+        """
         async with self._commit_lock:
             if self.shell is None or self.crashed:
                 return
             self.shell.ends |= end_offsets(self.consumer, self.names, self.held)
+            known, generation = self._compared, self._generation
             offsets = await self.shell.settle()
-            if offsets and not self.rebalancing and await commit(self.consumer, self.names, offsets):
+            if not (offsets and known) or self.rebalancing:
+                return
+            if generation != self._generation or self.rebalancing_count != self._rebalance:
+                return
+            if await commit(self.consumer, self.names, offsets):
                 self.shell.committed(offsets)
-
-
-class AssemblerService:
-    """The assembler as a part that runs until it is told to stop, in any thread."""
-
-    def __init__(self, settings: Settings, policy: Policy | None = None, clock: Clock | None = None) -> None:
-        self._settings = settings
-        self._make = lambda: AssemblerApp(settings, policy, clock)
-        self.app: AssemblerApp | None = None
-
-    def run(self, stop: threading.Event) -> None:
-        """Assembles until `stop` is set. Raises what the app crashed with: DataLost, DeliveryFailed, ..."""
-        if not wait_for_registry(self._settings, stop):
-            return
-        loop = new_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(self._main(stop))
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
-
-    async def _main(self, stop: threading.Event) -> None:
-        app = self.app = self._make()
-        # a start waits for partitions, and must not keep a crash or a stop waiting
-        starting = asyncio.ensure_future(app.start())
-        try:
-            while not (stop.is_set() or app.crashed or _failure(starting)):
-                await asyncio.sleep(STOP_POLL_S)
-        finally:
-            try:
-                await app.stop()
-            except RuntimeError as error:  # Faust's consumer thread may be gone already; what crashed it is told below
-                if app.crash_reason is None:
-                    raise
-                log.debug("stopping after a crash: %s", error)
-            await asyncio.wait([starting])
-        reason = app.crash_reason or _failure(starting)
-        if reason is not None:
-            meant = await asyncio.to_thread(meaning, app.settings, NAME, reason)
-            if meant is None:
-                raise reason
-            raise meant from reason
-
-
-def _failure(starting: asyncio.Future[None]) -> BaseException | None:
-    """What a start has failed with; a crash in another part of Faust cancels it."""
-    if not starting.done():
-        return None
-    return asyncio.CancelledError() if starting.cancelled() else starting.exception()
 
 
 def __getattr__(name: str) -> AssemblerApp:

@@ -36,8 +36,8 @@ from spanloop.schemas import ids, packed
 from spanloop.schemas.records import AttemptEnd, ModelCall, Span, SpanBatch, VersionRun
 from spanloop.schemas.serde import Decoder, Encoder, LocalSchemas, local_ids
 from spanloop.schemas.topics import TOPICS, TRAJECTORIES
-from spanloop.streams.app import AssemblerService
 from spanloop.streams.assembler import Assembler
+from spanloop.streams.assembler_service import AssemblerService
 from spanloop.streams.messages import Message
 
 ATTRIBUTES = json.dumps({"gen_ai.system": "openai", **{f"attribute.{i}": f"value {i}" for i in range(11)}})

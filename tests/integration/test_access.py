@@ -46,7 +46,7 @@ from spanloop.schemas.errors import ConfigError, SpanloopError
 from spanloop.schemas.records import Assignment, Limits, Task
 from spanloop.schemas.serde import frame
 from spanloop.schemas.topics import ATTEMPTS, RESOURCES, REWARDS, TRAJECTORIES
-from spanloop.streams.app import AssemblerService
+from spanloop.streams.assembler_service import AssemblerService
 from spanloop.streams.controller_shell import ControllerService
 from spanloop.trainer import loop
 from spanloop.trainer.loader import LoaderService

@@ -34,7 +34,7 @@ from spanloop.schemas.topics import (
     Topic,
     partition_of,
 )
-from spanloop.streams.app import AssemblerService
+from spanloop.streams.assembler_service import AssemblerService
 from spanloop.streams.controller_shell import INPUTS, ControllerService
 
 DEADLINE_S = 120.0

@@ -20,7 +20,7 @@ from spanloop.producers.agent import rollout
 from spanloop.producers.gateway import GatewayService
 from spanloop.producers.worker import WorkerPolicy, WorkerService
 from spanloop.schemas.topics import WORKERS
-from spanloop.streams.app import AssemblerService
+from spanloop.streams.assembler_service import AssemblerService
 from spanloop.streams.controller_shell import ControllerService
 
 TIMEOUT_S = 60.0

@@ -25,7 +25,7 @@ from spanloop.schemas.errors import ConfigError
 from spanloop.schemas.records import Rollout, Task, Trajectory
 from spanloop.schemas.serde import Decoder
 from spanloop.schemas.topics import ROLLOUTS, TRAJECTORIES, Record
-from spanloop.streams.app import AssemblerService
+from spanloop.streams.assembler_service import AssemblerService
 from spanloop.streams.controller_shell import ControllerService
 
 pytestmark = pytest.mark.kafka

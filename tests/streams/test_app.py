@@ -38,8 +38,8 @@ from spanloop.schemas.topics import (
     Topic,
     partition_of,
 )
-from spanloop.streams.app import AssemblerService
 from spanloop.streams.assembler import Assembler
+from spanloop.streams.assembler_service import AssemblerService
 from spanloop.streams.first_offsets import commit_first_offsets, committed_offsets
 from spanloop.streams.messages import Policy
 from spanloop.streams.offsets import overtaken

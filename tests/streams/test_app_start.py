@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from waiting import GONE_WITHIN_S, until
 
 from spanloop.infra.embedded_broker import EmbeddedBroker
 from spanloop.infra.settings import Settings
-from spanloop.schemas.errors import Unavailable
-from spanloop.streams import app
-from spanloop.streams.app import AssemblerService
+from spanloop.schemas.errors import ConfigError, Unavailable
+from spanloop.streams import app, assembler_service
+from spanloop.streams.assembler_service import AssemblerService
+from spanloop.streams.controller_shell import ControllerService
 from spanloop.streams.faust_consumer import Batches
 from spanloop.streams.shell import Shell
 
@@ -59,7 +62,7 @@ class Broken(CutOff):
 def test_a_start_that_was_cancelled_is_told_as_what_it_means(
     embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "AssemblerApp", CutOff)
+    monkeypatch.setattr(assembler_service, "AssemblerApp", CutOff)
     with pytest.raises(Unavailable, match="cut off from"):
         AssemblerService(embedded_settings).run(threading.Event())
 
@@ -86,7 +89,7 @@ def test_a_broker_that_goes_as_the_assembler_starts_is_told_by_name(
 def test_topics_that_are_not_told_of_are_told_as_an_absence(
     embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "AssemblerApp", Unknown)
+    monkeypatch.setattr(assembler_service, "AssemblerApp", Unknown)
     with pytest.raises(Unavailable, match=f"{embedded_settings.bootstrap}.*UnknownTopicOrPartitionError"):
         AssemblerService(embedded_settings).run(threading.Event())
 
@@ -101,7 +104,7 @@ def test_it_leaves_at_once_while_its_broker_is_away(embedded_settings: Settings,
 
 
 def test_a_fault_of_its_own_is_told_as_it_is(embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "AssemblerApp", Broken)
+    monkeypatch.setattr(assembler_service, "AssemblerApp", Broken)
     with pytest.raises(ERRORS.IllegalStateError, match="a fault"):
         AssemblerService(embedded_settings).run(threading.Event())
 
@@ -143,3 +146,31 @@ def test_a_call_of_its_consumers_that_is_cancelled_or_not_answered_stops_the_ass
     monkeypatch.setattr(Batches, "seek_wait", failing)
     with pytest.raises(Unavailable, match=f"{said} {embedded_settings.bootstrap}"):
         AssemblerService(embedded_settings).run(threading.Event())
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("part", [AssemblerService, ControllerService])
+def test_a_group_that_does_not_take_its_member_stops_the_part(
+    kafka_settings: Settings, part: type[AssemblerService] | type[ControllerService]
+) -> None:
+    # neither client takes this for the end of its work: they would stand still, and tell nobody
+    settings = kafka_settings.model_copy(update={"session_timeout_s": 0.1})
+    with pytest.raises(ConfigError, match=r"refuses consumer (\w+) on group \w+-\1: .*`session_timeout_s`"):
+        part(settings).run(threading.Event())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("task", ["_fetcher._fetch_task", "_coordinator._coordination_task"])
+def test_a_consumer_whose_work_has_ended_stops_the_assembler(embedded_settings: Settings, task: str) -> None:
+    service, stop = AssemblerService(embedded_settings), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(service.run, stop)
+        try:
+            until(lambda: service.app is not None and service.app.is_ready, "the assembler to be ready")
+            assert service.app is not None
+            loop, work = attrgetter("_thread.thread_loop", f"_thread._consumer.{task}")(service.app.consumer)
+            loop.call_soon_threadsafe(work.cancel)
+            with pytest.raises(Unavailable, match="ceased to work"):
+                done.result(GONE_WITHIN_S)
+        finally:
+            stop.set()

@@ -11,7 +11,8 @@ from events import batch, span
 from spanloop.infra.producer import Producer
 from spanloop.infra.settings import Settings
 from spanloop.schemas.errors import Unavailable
-from spanloop.streams.app import AssemblerApp, AssemblerService
+from spanloop.streams.app import AssemblerApp
+from spanloop.streams.assembler_service import AssemblerService
 from spanloop.streams.faust_types import NoOffsetForPartitionError
 from spanloop.streams.first_offsets import commit_first_offsets, has_lost_offsets
 
