@@ -78,7 +78,7 @@ class Running:
         self._keepers[1].start("sink", ["sink"])
         processes.start("controller", ["streams", "--only", "controller"])
         processes.start("assembler", ["streams", "--only", "assembler"])
-        processes.start("trainer", ["train", str(config)])
+        processes.start("trainer", ["train", str(config)], ends=True)
         processes.start("engine", [*engine, *(["--frozen"] if plan.frozen else [])])
         processes.start("worker", ["worker", plan.agent, "--slots", str(plan.slots), "--name", "demo"])
 

@@ -81,10 +81,13 @@ class Processes:
         self._settings = settings
         self._logs = logs
         self._children: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
+        self._may_end = set[str]()
         logs.mkdir(parents=True, exist_ok=True)
 
-    def start(self, name: str, command: Sequence[str]) -> None:
-        """Starts `spanloop <command>`; what it prints goes to logs/<name>.log."""
+    def start(self, name: str, command: Sequence[str], *, ends: bool = False) -> None:
+        """Starts `spanloop <command>`; what it prints goes to logs/<name>.log. `ends`: it has an end of its own."""
+        if ends:
+            self._may_end.add(name)
         output = (self._logs / f"{name}.log").open("wb")
         others = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
         child = subprocess.Popen(
@@ -102,11 +105,12 @@ class Processes:
         return {name: child.pid for name, child, _ in self._children}
 
     def check(self) -> None:
-        """Raises PartFailed once any process has failed."""
+        """Raises PartFailed once any process has failed, or ended that has no end of its own."""
         for name, child, output in self._children:
-            if child.poll():
+            status = child.poll()
+            if status or (status == 0 and name not in self._may_end):
                 tail = Path(output.name).read_text("utf-8", "replace")[-2000:]
-                raise PartFailed(f"{name} ended with status {child.returncode}:\n{tail}")
+                raise PartFailed(f"{name} ended with status {status}:\n{tail}")
 
     def ask(self) -> None:
         """Tells all to leave, without waiting."""

@@ -157,9 +157,17 @@ def test_a_process_that_fails_is_reported_with_its_output(tmp_path: Path) -> Non
     assert "ConfigError" in (tmp_path / "logs" / "bad.log").read_text("utf-8")
 
 
+def test_a_process_that_ends_well_is_reported_unless_it_has_an_end_of_its_own(tmp_path: Path) -> None:
+    with Processes(unreachable(tmp_path), tmp_path / "logs") as processes:
+        processes.start("ends", ["topics"], ends=True)
+        processes.start("topics", ["topics"])
+        with pytest.raises(PartFailed, match="topics ended with status 0"):
+            check_on(processes)
+
+
 def test_processes_get_the_settings_and_end_when_they_are_closed(tmp_path: Path) -> None:
     processes = Processes(unreachable(tmp_path), tmp_path / "logs")
-    processes.start("topics", ["topics"])
+    processes.start("topics", ["topics"], ends=True)
     processes.start("tail", ["tail", "spans"])
     processes.check()
     processes.close()
