@@ -39,6 +39,7 @@ EQUAL, UNEQUAL = ("==", "="), "!="
 WORDS: dict[str, object] = {"true": True, "false": False, "null": None}
 OPERATORS = (*EQUAL, UNEQUAL, *COMPARE, "~")
 PLACE = "@"
+MAX_NESTED = 100  # parentheses and `not` inside one another: each takes several of Python's 1,000 frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class _Parser:
         self._text = text
         self._tokens = list(_tokens(text))
         self._next = 0
+        self._nested = 0
 
     def whole(self) -> Test:
         test = self._or()
@@ -80,14 +82,19 @@ class _Parser:
         return tests[0] if len(tests) == 1 else lambda line: all(test(line) for test in tests)
 
     def _not(self) -> Test:
-        if self._took("not"):
-            inner = self._not()
+        token = self._peek()
+        negated = self._took("not")
+        if not negated and not self._took("("):
+            return self._comparison()
+        if self._nested == MAX_NESTED:
+            raise self._wrong(token, f"more than {MAX_NESTED} parentheses and `not` inside one another")
+        self._nested += 1
+        inner = self._not() if negated else self._or()
+        self._nested -= 1
+        if negated:
             return lambda line: not inner(line)
-        if self._took("("):
-            inner = self._or()
-            self._need(")")
-            return inner
-        return self._comparison()
+        self._need(")")
+        return inner
 
     def _comparison(self) -> Test:
         path = self._path()
@@ -144,12 +151,20 @@ class _Parser:
     def _literal(self) -> object:
         token = self._take()
         if token.kind == "number":
-            return float(token.text)
+            return self._number(token)
         if token.kind == "text":
             return _unquoted(token.text)
         if token.text in WORDS:
             return WORDS[token.text]
         raise self._wrong(token, "expected a number, a text in quotes, true, false or null")
+
+    def _number(self, token: _Token) -> float:
+        if any(c in token.text for c in ".eE"):
+            return float(token.text)
+        try:
+            return int(token.text)  # exact: a time in nanoseconds is more than a float holds
+        except ValueError as error:  # Python reads at most 4,300 digits
+            raise self._wrong(token, "too long a number") from error
 
     def _peek(self) -> _Token:
         return self._tokens[self._next]

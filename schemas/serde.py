@@ -22,11 +22,11 @@ from uuid import UUID
 
 import fastavro
 import msgspec
-from fastavro.schema import parse_schema
 
 from . import records, spans, trajectories
 from .compiled import compile_reader, compile_writer
 from .errors import InvalidRecord
+from .foreign import parse, parsed_writer, source
 from .topics import BY_RECORD, TOPICS, Record, Topic
 
 MAGIC = 0
@@ -41,7 +41,7 @@ MAX_REFUSED = 10_000
 MAX_REASON = 500
 T = TypeVar("T")
 # fastavro's stubs leave its file argument untyped
-read_datum = cast("Callable[[io.BytesIO, Any, Any], Any]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
+read_datum = cast("Callable[[io.BufferedIOBase, Any, Any], Any]", fastavro.schemaless_reader)  # pyright: ignore[reportUnknownMemberType]
 
 
 # every record and every part of one, by its schema's name
@@ -72,7 +72,7 @@ def schema_json(record: type[Record]) -> str:
 @cache
 def parsed_schema(text: str) -> Any:
     """A schema's JSON, parsed once per process; marked as parsed, else fastavro parses it again for every record."""
-    return parse_schema(json.loads(text))
+    return parse(text)
 
 
 @cache
@@ -158,22 +158,23 @@ def _read_foreign(record: type[Record], body: bytes, writer: str) -> tuple[Any, 
     It is written once more, for a value that fits no field of ours, as an int past 32 bits, would stop whoever puts it
     into a further record.
     """
-    source = io.BytesIO(body)
-    value = read_datum(source, parsed_schema(writer), parsed_schema(schema_json(record)))
+    left = source(body)
+    value = read_datum(left, parsed_writer(writer), parsed_schema(schema_json(record)))
     found = from_dict(record, cast("dict[str, Any]", value))
     _writer(record)(found)
-    return found, source.tell()
+    return found, left.tell()
 
 
 def _writer_schema(schema_id: int | str, text: str) -> str:
     """What a registry holds under an id, as our own text where it is ours. Raises InvalidRecord where it is no record.
 
-    A registry shared with others has schemas of other kinds, and such as refer to further ones.
+    A registry shared with others has schemas of other kinds, such as refer to further ones, and such as no body can be
+    read with safely.
     """
     try:
         own = _own_schemas().get(fingerprint(text))
         if own is None:
-            parsed_schema(text)
+            parsed_writer(text)
             root = json.loads(text)
             if root["type"] != "record" or not isinstance(root["fields"], list):
                 raise TypeError(f"expected a record and a list of its fields, got type {root['type']}")

@@ -111,6 +111,31 @@ def test_an_error_names_its_position(expression: str, position: int, why: str) -
     assert mark == "  " + " " * (position - 1) + "^"
 
 
+def test_a_time_in_nanoseconds_is_compared_exactly() -> None:
+    line = {"record": {"t": 1760000000123456789, "none": None, "nan": float("nan")}}
+    assert where("t == 1760000000123456789 and t <= 1760000000123456789")(line)
+    assert not where("t == 1760000000123456788 or t > 1760000000123456789")(line)
+    assert not where("none == 0 or none < 1 or nan == 1 or nan < 1 or nan >= 1")(line)
+
+
+@pytest.mark.parametrize(
+    ("expression", "position"), [("(" * 500 + "a" + ")" * 500, 101), ("not " * 5000 + "a", 401)], ids=["(", "not"]
+)
+def test_an_expression_nested_too_deep_is_refused(expression: str, position: int) -> None:
+    with pytest.raises(ConfigError, match=f"position {position}: more than 100 parentheses and `not`"):
+        where(expression)
+
+
+def test_nesting_counts_only_what_is_open() -> None:
+    assert where("(" * 100 + "primary" + ")" * 100)(LINE)
+    assert where(" and ".join(["(primary)"] * 500))(LINE)
+
+
+def test_a_number_too_long_to_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match="position 5: too long a number"):
+        where("a > " + "9" * 5000)
+
+
 def test_text_that_cannot_be_read_as_json_has_no_fields() -> None:
     holds = where("attributes.k == 'x'")
     assert not any(holds({"record": {"attributes": '{"k":' + text}}) for text in ("", "[" * 100_000, "9" * 5000 + "}"))
