@@ -14,14 +14,16 @@ from typing import TypeVar, cast
 from ..schemas.packed import NAN
 from ..schemas.spans import Usage, VersionRun
 from .attributes import clean
-from .gateway_json import Object, integer, items, listed, loads, number, obj, text
+from .gateway_json import Object, integer, items, listed, loads, number, obj, text, text_or_json
 from .gateway_request import Prepared
 
 # Message fields that arrive in pieces and are joined; every other field's last value counts.
 PIECES = ("content", "reasoning_content", "reasoning", "refusal")
 N = TypeVar("N", int, float)
-OURS_TOP = ("prompt_token_ids", "prompt_logprobs")
-OURS_CHOICE = ("token_ids", "prompt_token_ids", "weight_versions", "prompt_logprobs")
+OURS_TOP = ("prompt_token_ids",)
+OURS_CHOICE = ("token_ids", "prompt_token_ids", "weight_versions")
+# vLLM writes -9999 in place of -inf. No log-prob is above 0, but for rounding.
+FLOOR, CEILING = -9999.0, 1e-3
 
 
 @dataclass(slots=True)
@@ -97,16 +99,21 @@ class Choice:
         return {"index": self.index, "message": message, "finish_reason": self.finish_reason, **self.extra}
 
     def finite_logprobs(self) -> tuple[array[float] | None, int]:
-        """Log-probs, one per id, and how many are missing (NaN): not finite, null, or fewer than ids."""
+        """Log-probs, one per id, and how many are missing (NaN): null, no log-prob, or fewer or more than ids."""
         if self.logprobs is None:
             return None, 0
         out = self.logprobs
         if self.ids is not None and len(out) != len(self.ids):
-            out = (out + array("f", [NAN] * (len(self.ids) - len(out))))[: len(self.ids)]
-        if math.isfinite(sum(out)):  # so is every one of them
+            known = array("f") if self.miscounts_logprobs() else out
+            out = known + array("f", [NAN] * (len(self.ids) - len(known)))
+        if not out or (min(out) > FLOOR and max(out) <= CEILING and math.isfinite(sum(out))):  # the sum tells a NaN
             return out, 0
-        out = array("f", [x if math.isfinite(x) else NAN for x in out])
+        out = array("f", [x if FLOOR < x <= CEILING else NAN for x in out])
         return out, sum(x != x for x in out)
+
+    def miscounts_logprobs(self) -> bool:
+        """True where there are more log-probs than ids, so that nobody knows which belongs to which."""
+        return self.ids is not None and self.logprobs is not None and len(self.logprobs) > len(self.ids)
 
 
 @dataclass(slots=True)
@@ -142,10 +149,13 @@ class Answer:
         if self.prompt_ids is None and (ids := _ids(part.get("prompt_token_ids"))) is not None:
             self.prompt_ids = ids
 
-    def finished(self, choices: int) -> bool:
-        """True once each of `choices` answers has a finish reason."""
+    def finished(self, asked: int, *, told: bool) -> bool:
+        """True once all `asked` answers have a finish reason; where the engine told its end ([DONE]), all that came.
+
+        Some engines never send one, but always their end.
+        """
         done = sum(choice.finish_reason is not None for choice in self.choices.values())
-        return done >= choices
+        return done in (0, len(self.choices)) if told else done >= asked
 
     def miscounts_response(self) -> bool:
         """True where the engine counted other response tokens than it sent ids: some were lost on the way."""
@@ -179,17 +189,6 @@ def strip(part: Object, prepared: Prepared) -> bool:
         del part["usage"]  # the null that include_usage puts on every chunk
         changed = True
     return changed
-
-
-def tells_error(part: Object) -> bool:
-    """True where an answer or chunk tells of an error, at its top or in a choice, whatever else is in it."""
-    if part.get("error"):  # an empty one is what some engines write where there is none
-        return True
-    for item in items(part.get("choices")):
-        choice = obj(item)
-        if choice.get("error") or choice.get("finish_reason") == "error":
-            return True
-    return False
 
 
 def is_usage_chunk(part: Object) -> bool:
@@ -229,7 +228,7 @@ def _is_another(call: Object, delta: Object) -> bool:
         return False
     if id_ and named:
         return True
-    opens = (text(function.get("arguments")) or "").lstrip().startswith("{")
+    opens = text_or_json(function.get("arguments")).lstrip().startswith("{")
     return opens and (bool(id_) or named) and _is_whole(text(known.get("arguments")) or "")
 
 
@@ -243,9 +242,15 @@ def _is_whole(arguments: str) -> bool:
 def _join_function(holder: Object, key: str, delta: Object) -> None:
     """A name is sent in pieces, or again with every piece of the arguments."""
     joined = obj(holder.setdefault(key, {"name": "", "arguments": ""}))
-    for field_ in ("name", "arguments"):
-        known, piece = text(joined.get(field_)) or "", text(delta.get(field_)) or ""
-        joined[field_] = known if field_ == "name" and piece == known else known + piece
+    for name, value in delta.items():
+        known = text(joined.get(name)) or ""
+        if name == "arguments":
+            joined[name] = known + text_or_json(value)
+        elif name == "name":
+            piece = text(value) or ""
+            joined[name] = known if piece == known else known + piece
+        elif value is not None:
+            joined[name] = value
 
 
 def _ids(value: object) -> array[int] | None:

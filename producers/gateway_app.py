@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from .gateway_chat import Chat, Gateway
-from .gateway_errors import Refused
+from .gateway_errors import Refused, told
 from .gateway_json import dumps
 
 ATTEMPT_PATH = "/rollout/{rollout_id}/attempt/{attempt_id}"
@@ -66,9 +66,9 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     del request
-    refused = error if isinstance(error, Refused) else Refused("internal_error", repr(error))
+    refused = error if isinstance(error, Refused) else Refused("internal_error", told(error))
     return Response(refused.body(), refused.status, media_type="application/json")
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return await _refused(request, Refused("internal_error", f"the gateway failed: {error!r}"))
+    return await _refused(request, Refused("internal_error", f"the gateway failed: {told(error)}"))

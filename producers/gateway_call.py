@@ -18,6 +18,7 @@ from .gateway_json import Object, dumps
 from .gateway_request import Prepared
 
 SCOPE = "spanloop.gateway"
+UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,12 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.span_ids = [ids.span_id() for _ in range(self.prepared.choices)]
+
+    @property
+    def may_be_sampled(self) -> bool:
+        """False where no engine was asked, or the last one refused; a 5xx else may come after the sampling."""
+        status = self.http_status or 0
+        return self.tries > 0 and status != UNAVAILABLE and not 400 <= status < 500
 
     def spans(self, end_ns: int, number: Callable[[], int], *, delivered: bool) -> list[Span]:
         """One span for each choice that came, at least one; `number` gives each its sequence."""
@@ -108,7 +115,7 @@ class Exchange:
             ("nonfinite_logprobs", nonfinite > 0),
             ("no_token_ids", answered and choice.ids is None),
             ("empty", choice.ids is not None and not choice.ids),
-            ("token_count_mismatch", answer.miscounts_response()),
+            ("token_count_mismatch", answer.miscounts_response() or choice.miscounts_logprobs()),
             ("prompt_count_mismatch", answer.miscounts_prompt()),
         )
         policy = None if engine is None else engine.policy

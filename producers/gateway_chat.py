@@ -17,11 +17,11 @@ from ..infra.telemetry import OFF, Meter
 from ..schemas import semconv
 from ..schemas.errors import InvalidKey, Unavailable
 from . import keys
-from .gateway_answer import Answer, is_usage_chunk, strip, tells_error
+from .gateway_answer import Answer, is_usage_chunk, strip
 from .gateway_attempts import Attempts
 from .gateway_call import Exchange, origin_of
 from .gateway_engines import Engines
-from .gateway_errors import Refused
+from .gateway_errors import Refused, ended_by, tells_error, told
 from .gateway_http import (
     ClientGone,
     HeaderList,
@@ -39,7 +39,7 @@ from .gateway_json import Object, dumps, loads_noting, obj
 from .gateway_policy import GatewayPolicy
 from .gateway_record import Recorder
 from .gateway_request import prepare
-from .gateway_stream import DONE, Hold, data_of, events
+from .gateway_stream import DONE, Hold, data_of, events, names_error
 from .gateway_upstream import Reply, Upstream
 from .outcome import OVERFLOW_STATUSES, tells_overflow
 
@@ -95,7 +95,7 @@ class Chat:
         prepared = prepare(await read_body(receive, headers, policy.max_request_bytes), policy)
         traceparent, state = headers.get(semconv.TRACEPARENT_HEADER, ""), headers.get("tracestate", "")
         origin = origin_of(rollout_id, attempt_id, traceparent, state, known=known)
-        live = self._g.attempts.get(attempt_id) if known else None
+        live = self._g.attempts.get(rollout_id, attempt_id) if known else None
         retry = live is not None and prepared.digest in live.failed
         return Exchange(origin, prepared, self._g.clock.now_ns(), retry), headers
 
@@ -137,8 +137,8 @@ class Chat:
         self._g.meter.add("spanloop.gateway.duration", took_s, policy=policy, outcome=outcome)
 
     def _note(self, x: Exchange, delivered: bool) -> None:
-        live = self._g.attempts.get(x.origin.attempt_id)
-        if live is not None:
+        live = self._g.attempts.get(x.origin.rollout_id, x.origin.attempt_id)
+        if live is not None and (delivered or x.may_be_sampled):
             (live.failed.discard if delivered else live.failed.add)(x.prepared.digest)
 
     async def _exchange(self, x: Exchange, headers: dict[str, str], send: Send) -> bool:
@@ -159,7 +159,7 @@ class Chat:
         except Exception as error:  # the entry point of a call: whatever failed here, its span is written
             log.exception("a call of attempt %s failed in the gateway", x.origin.attempt_id)
             x.answer = Answer()
-            await self._fail(x, Refused("internal_error", f"the gateway failed: {error!r}"), stream, send)
+            await self._fail(x, Refused("internal_error", f"the gateway failed: {told(error)}"), stream, send)
             return False
         finally:
             if reply is not None:
@@ -191,7 +191,7 @@ class Chat:
                 await stream.write(bytes(passed))
             if hold.ended:
                 break
-        if not hold.ended and not x.answer.finished(len(x.answer.choices) or 1):
+        if not x.answer.finished(x.prepared.choices, told=hold.ended):
             raise Refused("upstream_broken", "the engine's stream ended before its answer did")
         _check_choices(x)
         await self._record(x)
@@ -227,7 +227,7 @@ class Chat:
 
     def _floor(self, x: Exchange) -> int | None:
         """The lowest policy version the attempt may be served with."""
-        live = self._g.attempts.get(x.origin.attempt_id)
+        live = self._g.attempts.get(x.origin.rollout_id, x.origin.attempt_id)
         return None if live is None else live.pins.get(x.prepared.model)
 
     def _headers(self, x: Exchange) -> HeaderList:
@@ -282,11 +282,11 @@ def _seen(event: bytes, x: Exchange, hold: Hold) -> bytes:
     if data == DONE:
         hold.begun = hold.ended = True
         return event
+    if names_error(event):
+        raise ended_by(data)
     chunk, strict = _parse(data)
     if tells_error(chunk):
-        told = data.decode(errors="replace")
-        code = "context_overflow" if tells_overflow(told) else "upstream_broken"
-        raise Refused(code, f"the engine ended its stream with an error: {told[:500]}")
+        raise ended_by(data)
     x.answer.add(chunk)
     hold.starts_at(chunk)
     if is_usage_chunk(chunk) and not x.prepared.wants_usage:

@@ -1,8 +1,9 @@
-"""What the gateway answers in place of a completion, in the shape OpenAI's clients understand."""
+"""What the gateway answers in place of a completion, in the shape OpenAI's clients understand; and engines' errors."""
 
 from __future__ import annotations
 
-from .gateway_json import dumps
+from .gateway_json import Object, dumps, items, obj
+from .outcome import tells_overflow
 
 # One line per refusal: code -> (HTTP status, OpenAI error type). The codes are the closed list.
 REFUSALS: dict[str, tuple[int, str]] = {
@@ -20,6 +21,11 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "attempts_unread": (503, "server_error"),
     "upstream_timeout": (504, "server_error"),
 }
+
+
+def told(error: Exception) -> str:
+    """An error's kind and message. Its repr is for nobody: aiohttp's holds the request's headers, and so our key."""
+    return f"{type(error).__name__}: {error}"
 
 
 class Refused(Exception):
@@ -49,3 +55,21 @@ class Refused(Exception):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers beside content-type."""
         return [] if self.retry_after_s is None else [(b"retry-after", str(self.retry_after_s).encode())]
+
+
+def tells_error(part: Object) -> bool:
+    """True where an answer or chunk tells of an error, at its top or in a choice, whatever else is in it."""
+    if part.get("error") or part.get("object") == "error":  # an empty one is how some engines write none
+        return True
+    for item in items(part.get("choices")):
+        choice = obj(item)
+        if choice.get("error") or choice.get("finish_reason") == "error":
+            return True
+    return False
+
+
+def ended_by(data: bytes) -> Refused:
+    """How a call is refused whose stream ended with this error."""
+    said = data.decode(errors="replace")
+    code = "context_overflow" if tells_overflow(said) else "upstream_broken"
+    return Refused(code, f"the engine ended its stream with an error: {said[:500]}")

@@ -71,6 +71,11 @@ def text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def text_or_json(value: object) -> str:
+    """A string, or the JSON of an object or a list; "" for anything else."""
+    return dumps(value).decode() if type(value) in (dict, list) else text(value) or ""
+
+
 def integer(value: object, bits: int = 64) -> int | None:
     """An integer of so many bits that is no boolean, or None."""
     if not isinstance(value, int) or isinstance(value, bool):

@@ -22,7 +22,7 @@ from ..schemas.serde import encode_body
 from ..schemas.topics import SPANS, Record
 from .gateway_answer import Answer
 from .gateway_call import Exchange
-from .gateway_errors import Refused
+from .gateway_errors import Refused, told
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Recorder:
             await asyncio.wait_for(self._failed(exchange), self._ack_timeout_s)
         except (SpanloopError, asyncio.TimeoutError) as error:
             self.unrecorded += 1
-            log.warning("a failed call of attempt %s is not recorded: %r", exchange.origin.attempt_id, error)
+            log.warning("a failed call of attempt %s is not recorded: %s", exchange.origin.attempt_id, told(error))
 
     async def _failed(self, exchange: Exchange) -> None:
         try:

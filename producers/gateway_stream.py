@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from .gateway_errors import Refused
-from .gateway_json import Object, integer, items, obj, text
+from .gateway_json import Object, integer, items, obj, text_or_json
 
 # A blank line, whichever line ends it is made of. A CR at the end waits for what follows: an LF would belong to it.
 # Written out, since a search for alternatives with known first bytes is several times faster than one for a group.
@@ -60,6 +60,13 @@ def data_of(event: bytes) -> bytes | None:
         return event[5:].strip() or None
     lines = [line[5:].removeprefix(b" ") for line in event.removeprefix(BOM).splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines).strip() or None
+
+
+def names_error(event: bytes) -> bool:
+    """True for an event of the type `error`."""
+    if b"event:" not in event:
+        return False
+    return any(line.replace(b" ", b"") == b"event:error" for line in event.removeprefix(BOM).splitlines())
 
 
 @dataclass(slots=True)
@@ -118,4 +125,4 @@ class Hold:
         # A further call of the same answer says that the one before it is complete, whatever its arguments look like.
         follows = known is None and any(key[0] == choice for key in self._calls)
         braces = self._calls.setdefault((choice, call), Braces())
-        return braces.feed(text(function.get("arguments")) or "") or follows
+        return braces.feed(text_or_json(function.get("arguments"))) or follows

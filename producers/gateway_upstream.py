@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import aiohttp
 
 from ..infra.clock import Clock, SystemClock
-from .gateway_call import Exchange
+from .gateway_call import UNAVAILABLE, Exchange
 from .gateway_engines import Engine, Engines
-from .gateway_errors import Refused
+from .gateway_errors import Refused, told
 from .gateway_policy import GatewayPolicy
 
 CHAT_PATH = "/v1/chat/completions"
-UNAVAILABLE = 503
 POLL_S = 0.02
 # Below the 5 s after which uvicorn, and so vLLM, closes an idle connection: else a call now and then meets a dead one.
 KEEPALIVE_S = 4.0
@@ -73,7 +72,7 @@ class Reply:
         except asyncio.TimeoutError as error:
             raise Refused("upstream_timeout", "the engine's answer took too long and was cut off") from error
         except aiohttp.ClientError as error:
-            raise Refused("upstream_broken", f"the engine's answer broke off: {error!r}") from error
+            raise Refused("upstream_broken", f"the engine's answer broke off: {told(error)}") from error
 
     def close(self) -> None:
         """Frees the connection; an unfinished answer is cancelled at the engine by closing it."""
@@ -116,7 +115,7 @@ class Upstream:
             except aiohttp.ClientConnectionError as error:
                 self._engines.failed(engine)
                 if last:
-                    raise Refused("upstream_broken", f"engine {engine.url} cannot be reached: {error!r}") from error
+                    raise Refused("upstream_broken", f"engine {engine.url} cannot be reached: {told(error)}") from error
             else:
                 if reply.status != UNAVAILABLE or last:
                     return reply
@@ -128,7 +127,7 @@ class Upstream:
         try:
             response = await self._session.get(f"{engine.url}/v1/models", headers=self._key())
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            raise Refused("upstream_broken", f"{engine.url} cannot be reached: {error!r}") from error
+            raise Refused("upstream_broken", f"{engine.url} cannot be reached: {told(error)}") from error
         return Reply(response, self._policy.max_answer_bytes)
 
     def _key(self) -> dict[str, str]:
@@ -147,7 +146,7 @@ class Upstream:
         except asyncio.TimeoutError as error:
             raise Refused("upstream_timeout", f"engine {engine.url} took longer than the gateway waits") from error
         except aiohttp.ClientError as error:
-            raise Refused("upstream_broken", f"engine {engine.url} speaks no HTTP: {error!r}") from error
+            raise Refused("upstream_broken", f"engine {engine.url} speaks no HTTP: {told(error)}") from error
         return Reply(response, self._policy.max_answer_bytes)
 
     async def _engine(self, exchange: Exchange, floor: int | None, tried: list[str], deadline: float) -> Engine:

@@ -38,7 +38,7 @@ def test_the_first_event_says_what_the_attempt_is_pinned_to() -> None:
     attempts = Attempts()
     attempts.observe(Attempt("ro", "at", "preparing", pins={"policy": 7}))
     attempts.observe(Attempt("ro", "at", "running"))
-    live = attempts.get("at")
+    live = attempts.get("ro", "at")
     assert live is not None
     assert live.pins == {"policy": 7}
 
