@@ -21,7 +21,7 @@ from itertools import count
 from ..schemas.errors import InvalidRecord
 from ..schemas.records import Assembly, Reward, SpanBatch
 from .assembly import assembly_of, build
-from .attempt import OpenAttempt
+from .attempt import AttemptKey, OpenAttempt
 from .deadlines import NS_PER_S, Deadlines, at_once
 from .memory import Memory
 from .messages import Bound, Emitted, Late, Message, Output, Policy, Refused, Reread, ended, running
@@ -84,7 +84,7 @@ class Assembler:
         record, part = message.record, self.partitions.get(message.partition)
         if record is None or part is None:
             return
-        attempt = self.attempts.get(record.attempt_id or part.finals.get(record.rollout_id, ""))
+        attempt = self.attempts.get(key) if (key := part.key_of(record)) is not None else None
         if attempt is None or not attempt.rebuilding:
             return
         if isinstance(record, SpanBatch):
@@ -98,7 +98,7 @@ class Assembler:
         One that was let go of and opened anew meanwhile waits for its own reread.
         """
         out: list[Output] = []
-        attempt = self.attempts.get(reread.attempt_id)
+        attempt = self.attempts.get((reread.partition, reread.rollout_id, reread.attempt_id))
         if attempt is not None and attempt.rebuilding == reread.number:
             self._rebuilt(attempt, now_ns, out, lost=lost)
         return out
@@ -107,8 +107,8 @@ class Assembler:
         """Emits what is due, and forgets what was emitted long enough ago."""
         out: list[Output] = []
         while (look := self._deadlines.pop(now_ns)) is not None:
-            set_for, attempt_id = look
-            attempt = self.attempts.get(attempt_id)
+            set_for, key = look
+            attempt = self.attempts.get(key)
             if attempt is None or attempt.deadline_ns != set_for or not self._deadlines.is_due(attempt, now_ns):
                 continue
             if attempt.dirty:
@@ -128,7 +128,8 @@ class Assembler:
     # --- one record
 
     def _batch(self, part: Partition, batch: SpanBatch, offset: int, now_ns: int, out: list[Output]) -> None:
-        known = part.emitted.get(batch.attempt_id)
+        key = part.key(batch.rollout_id, batch.attempt_id)
+        known = part.emitted.get(key)
         if known is not None and offset < (known.spans_next or 0):
             return  # the last revision holds it
         if known is not None and known.status == "dropped":
@@ -137,10 +138,9 @@ class Assembler:
             if batch.end is None:
                 out += [running(batch, now_ns)] if batch.begin else []
                 return
-        attempt = self._open(part, batch.rollout_id, batch.attempt_id, now_ns, out)
-        part.spans.hold(attempt.attempt_id, offset)
-        begun = attempt.begun
-        before = attempt.end
+        attempt = self._open(part, key, now_ns, out)
+        part.spans.hold(key, offset)
+        begun, before = attempt.begun, attempt.end
         if batch.spans and (before is not None or known is not None):
             over_ns = attempt.end_seen_ns if before is not None or known is None else known.at_ns
             self.lateness.append((now_ns - over_ns) / NS_PER_S)
@@ -157,20 +157,20 @@ class Assembler:
 
     def _reward(self, part: Partition, reward: Reward, message: Message, now_ns: int, out: list[Output]) -> None:
         offset = message.offset
-        attempt_id = reward.attempt_id or part.finals.get(reward.rollout_id)
-        if attempt_id is None:
+        key = part.key_of(reward)
+        if key is None:
             self._refuse(reward, message, out)
             part.float(reward_node(reward, offset), now_ns)
             return
-        known = part.emitted.get(attempt_id)
+        known = part.emitted.get(key)
         if known is not None and offset < (known.rewards_next or 0):
             return
         if known is not None and known.status == "dropped":
-            self._late(Late(reward.rollout_id, attempt_id, CLOSED), out)
+            self._late(Late(reward.rollout_id, key[2], CLOSED), out)
             return
         self._refuse(reward, message, out)
-        attempt = self._open(part, reward.rollout_id, attempt_id, now_ns, out)
-        part.rewards.hold(attempt_id, offset)
+        attempt = self._open(part, key, now_ns, out)
+        part.rewards.hold(key, offset)
         attempt.last_ns = now_ns
         self.memory.take_reward(attempt, reward_node(reward, offset))
         self._schedule(attempt, now_ns, out)
@@ -191,25 +191,25 @@ class Assembler:
             return
         for node in part.settle(attempt.rollout_id):
             if attempt.closed is None:
-                part.rewards.hold(attempt.attempt_id, node.offset)
+                part.rewards.hold(attempt.key, node.offset)
                 self.memory.take_reward(attempt, node)
             else:
                 self._late(Late(attempt.rollout_id, attempt.attempt_id, CLOSED), out)
 
-    def _open(self, part: Partition, rollout_id: str, attempt_id: str, now_ns: int, out: list[Output]) -> OpenAttempt:
-        attempt = self.memory.touch(attempt_id)
+    def _open(self, part: Partition, key: AttemptKey, now_ns: int, out: list[Output]) -> OpenAttempt:
+        attempt = self.memory.touch(key)
         if attempt is not None:
             return attempt
-        attempt = self.attempts[attempt_id] = OpenAttempt(rollout_id, attempt_id, part.number, first_ns=now_ns)
-        if (known := part.emitted.get(attempt_id)) is not None:
+        attempt = self.attempts[key] = OpenAttempt(*key[1:], part.number, first_ns=now_ns)
+        if (known := part.emitted.get(key)) is not None:
             attempt.resume(known)
-            if attempt_id in part.endless:  # its end is first read now: nothing else of it is asked for
-                part.endless.discard(attempt_id)
+            if key in part.endless:  # its end is first read now: nothing else of it is asked for
+                part.endless.discard(key)
             else:
                 attempt.rebuilding = next(self._numbers)
                 self.counts["rebuilt"] += 1
                 starts = known.spans_offset, known.rewards_offset
-                out.append(Reread(part.number, rollout_id, attempt_id, *starts, attempt.rebuilding))
+                out.append(Reread(part.number, *key[1:], *starts, attempt.rebuilding))
         return attempt
 
     def _rebuilt(self, attempt: OpenAttempt, now_ns: int, out: list[Output], *, lost: bool) -> None:
@@ -265,11 +265,11 @@ class Assembler:
             assembly = assembly_of(attempt, trajectory, now_ns)
             part.remember(assembly)
             out.append(Emitted(attempt.partition, trajectory, assembly, bound))
-        part.release(attempt.attempt_id)
+        part.release(attempt.key)
         if bound is not None:
             self.counts[f"bounded_{bound}"] += 1
             if attempt.end is None:
-                part.endless.add(attempt.attempt_id)
+                part.endless.add(attempt.key)
         if bound is not None or attempt.end is None:
             self._free(attempt)
         else:
@@ -288,7 +288,7 @@ class Assembler:
     def _free(self, attempt: OpenAttempt) -> None:
         self.memory.free(attempt)
         if (part := self.partitions.get(attempt.partition)) is not None:
-            part.release(attempt.attempt_id)
+            part.release(attempt.key)
 
     def _bound(self, now_ns: int, out: list[Output]) -> None:
         """Forgets emitted attempts, then closes those touched longest ago, while there are too many or too large."""

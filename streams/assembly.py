@@ -64,6 +64,8 @@ def build(attempt: OpenAttempt, rules: AssemblyRules, digest: str) -> Trajectory
     flags |= {flag for ref in refs for flag in ref.flags}
     if attempt.refused:
         flags.add("nonfinite_reward")
+    if any(found.nodes[later].start_ns < found.nodes[earlier].start_ns for later, earlier in joined.follows.items()):
+        flags.add("skew")
     if final is None and all(x is None for x in own):
         flags.add("unrewarded")
     return Trajectory(

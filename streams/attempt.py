@@ -16,6 +16,12 @@ from ..schemas.records import Assembly, Reward, SpanBatch, Trajectory
 from .nodes import NODE_BYTES, EndNode, RewardNode, SpanNode, end_node, span_node
 from .rewards import check
 
+# (partition, rollout id, attempt id): a writer's own ids may be the same in another rollout, and a partition that has a
+# rollout's records beside its own may be another process's.
+AttemptKey = tuple[int, str, str]
+Ident = tuple[str, int]  # of a span: its id, and which of n choices it is
+Versions = tuple[SpanNode] | list[SpanNode]  # hardly any has a second, and tuples are small
+MANY = 16
 SUCCESS = {"succeeded", "unknown"}  # unknown: a status of a newer writer, about which nothing can be said
 
 
@@ -31,10 +37,9 @@ class OpenAttempt:
     begun: bool = False  # its begin batch is there
     end: EndNode | None = None
     end_seen_ns: int = 0
-    spans: dict[tuple[str, int], tuple[SpanNode, ...]] = field(
-        default_factory=dict[tuple[str, int], tuple[SpanNode, ...]]
-    )  # versions of each
-    rewards: dict[str, list[RewardNode]] = field(default_factory=dict[str, list[RewardNode]])
+    spans: dict[Ident, Versions] = field(default_factory=dict[Ident, Versions])
+    told: dict[Ident, dict[bytes, int]] = field(default_factory=dict[Ident, "dict[bytes, int]"])  # where versions are
+    rewards: dict[str, dict[bytes, RewardNode]] = field(default_factory=dict[str, "dict[bytes, RewardNode]"])
     refused: set[bytes] = field(default_factory=set[bytes])  # digests of quarantined rewards
     span_ids: set[str] = field(default_factory=set[str])
     absent: set[str] = field(default_factory=set[str])  # parents not here yet
@@ -57,6 +62,11 @@ class OpenAttempt:
     emitted: str | None = None  # digest of the last revision
     counted: Counter[str] = field(default_factory=Counter[str])  # drift, conflicts, ... of the last revision
     deadline_ns: int | None = None
+
+    @property
+    def key(self) -> AttemptKey:
+        """What it is known by."""
+        return self.partition, self.rollout_id, self.attempt_id
 
     def resume(self, known: Assembly) -> None:
         """Goes on from what was emitted of it, without the events that made it."""
@@ -97,13 +107,18 @@ class OpenAttempt:
     def add_span(self, node: SpanNode) -> bool:
         """Takes a span event; False where it was there already."""
         ident, span_id, parent = node.ident, node.span_id, node.parent
-        versions = self.spans.get(ident, ())
-        for i, known in enumerate(versions):
-            if known.content == node.content and known.event == node.event:
-                if node.offset < known.offset:
-                    self.spans[ident] = (*versions[:i], node, *versions[i + 1 :])
+        versions = self.spans.get(ident)
+        if versions is None:
+            self.spans[ident] = (node,)
+        else:
+            if isinstance(versions, tuple):
+                versions = self.spans[ident] = list(versions)
+            at = self._place(versions, node)
+            if at is not None:
+                if node.offset < versions[at].offset:
+                    versions[at] = node
                 return False
-        self.spans[ident] = (*versions, node)
+            versions.append(node)
         self.span_ids.add(span_id)
         self.absent.discard(span_id)
         if parent is None:
@@ -115,12 +130,22 @@ class OpenAttempt:
         self.size += node.size
         return self._changed()
 
+    def _place(self, versions: Sequence[SpanNode], node: SpanNode) -> int | None:
+        """Where an event is among the versions of its span, if it is; of many without looking through them all."""
+        if len(versions) < MANY:
+            same = (i for i, n in enumerate(versions) if n.content == node.content and n.event == node.event)
+            return next(same, None)
+        places = self.told.setdefault(node.ident, {})
+        for i in range(len(places), len(versions)):
+            places[versions[i].event] = i
+        return places.get(node.event)
+
     def add_reward(self, node: RewardNode) -> bool:
         """Takes a reward; False where it was there already."""
-        versions = self.rewards.setdefault(node.reward.reward_id, [])
-        if any(known.digest == node.digest for known in versions):
+        versions = self.rewards.setdefault(node.reward.reward_id, {})
+        if node.digest in versions:
             return False
-        versions.append(node)
+        versions[node.digest] = node
         return self._arrived(node.reward)
 
     def refuse(self, node: RewardNode) -> bool:
@@ -195,7 +220,7 @@ class OpenAttempt:
 
     def latest_rewards(self) -> list[Reward]:
         """The version of each reward that counts: the higher sequence, then the newer one."""
-        return [(v[0] if len(v) == 1 else max(v, key=_newest)).reward for v in self.rewards.values()]
+        return [max(v.values(), key=_newest).reward for v in self.rewards.values()]
 
     def conflicts(self) -> int:
         """Spans and rewards that one id tells differently."""
@@ -203,7 +228,7 @@ class OpenAttempt:
         if sum(self.sent_spans.values()) > len(self.spans):  # some span was told more than once
             spans = sum(_conflicting(v) for v in self.spans.values() if len(v) > 1)
         told_again = (v for v in self.rewards.values() if len(v) > 1)
-        return spans + sum(len({(r.reward.value, r.reward.span_id) for r in v}) > 1 for v in told_again)
+        return spans + sum(len({(r.reward.value, r.reward.span_id) for r in v.values()}) > 1 for v in told_again)
 
     def findings(self, trajectory: Trajectory) -> Counter[str]:
         """What is counted of a revision of it: calls that drifted, conflicts, 1 where a parent never came."""
@@ -217,7 +242,7 @@ class OpenAttempt:
         if self.closed is not None and self.end is not None:
             return hashlib.sha256(b"closed" + self.end.digest).hexdigest()
         events = [n.event for v in self.spans.values() for n in v]
-        events += [n.digest for v in self.rewards.values() for n in v]
+        events += [digest for v in self.rewards.values() for digest in v]
         events += self.refused
         if self.end is not None:
             events.append(self.end.digest)

@@ -116,7 +116,7 @@ def _attempt(state: ControllerState, event: Attempt, now_ns: int) -> None:
     if name is None:  # preparing, closing: our own
         return
     live = state.attempts.get(event.attempt_id)
-    if live is None:
+    if live is None or live.id != event.rollout_id:
         state.ignored += 1
     else:
         apply(state, live, name, event, now_ns)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 from ..infra.clock import NS_PER_S
-from .attempt import OpenAttempt
+from .attempt import AttemptKey, OpenAttempt
 from .messages import Policy
 
 # Looks that may lie in the heap besides four for each attempt; beyond them the void ones are thrown out.
@@ -38,22 +38,22 @@ def at_once(attempt: OpenAttempt, policy: Policy) -> bool:
 class Deadlines:
     """One pending look per attempt. A look that comes too early sets the next, so a later one is never set anew."""
 
-    def __init__(self, policy: Policy, attempts: Mapping[str, OpenAttempt]) -> None:
+    def __init__(self, policy: Policy, attempts: Mapping[AttemptKey, OpenAttempt]) -> None:
         self._policy = policy
         self._attempts = attempts
-        self._heap: list[tuple[int, str]] = []
+        self._heap: list[tuple[int, AttemptKey]] = []
 
     def set(self, attempt: OpenAttempt) -> None:
         """Has an attempt looked at in time."""
         due = due_ns(attempt, self._policy)
         if attempt.deadline_ns is None or due < attempt.deadline_ns:
             attempt.deadline_ns = due
-            heappush(self._heap, (due, attempt.attempt_id))
+            heappush(self._heap, (due, attempt.key))
             if len(self._heap) > SPARE + 4 * len(self._attempts):
                 self._sweep()
 
-    def pop(self, now_ns: int) -> tuple[int, str] | None:
-        """(when it was set for, attempt id) of one look that is due."""
+    def pop(self, now_ns: int) -> tuple[int, AttemptKey] | None:
+        """(when it was set for, the attempt's key) of one look that is due."""
         return heappop(self._heap) if self._heap and self._heap[0][0] <= now_ns else None
 
     def is_due(self, attempt: OpenAttempt, now_ns: int) -> bool:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ..schemas.records import SpanBatch
-from .attempt import OpenAttempt
+from .attempt import AttemptKey, OpenAttempt
 from .nodes import RewardNode
 
 
 class Memory:
-    """Attempts by id. What was emitted can be read again, so it goes before what no revision holds yet."""
+    """Attempts by key. What was emitted can be read again, so it goes before what no revision holds yet."""
 
     def __init__(self) -> None:
-        self.attempts: OrderedDict[str, OpenAttempt] = OrderedDict()  # least recently touched first
+        self.attempts: OrderedDict[AttemptKey, OpenAttempt] = OrderedDict()  # least recently touched first
         self.size = 0  # bytes held, roughly
-        self._emitted: OrderedDict[str, OpenAttempt] = OrderedDict()  # oldest first; some have changed again since
+        self._emitted: OrderedDict[AttemptKey, OpenAttempt] = OrderedDict()  # oldest first; some have changed since
 
-    def touch(self, attempt_id: str) -> OpenAttempt | None:
+    def touch(self, key: AttemptKey) -> OpenAttempt | None:
         """An attempt that something came for."""
-        attempt = self.attempts.get(attempt_id)
+        attempt = self.attempts.get(key)
         if attempt is not None:
-            self.attempts.move_to_end(attempt_id)
+            self.attempts.move_to_end(key)
         return attempt
 
     def take_batch(self, attempt: OpenAttempt, batch: SpanBatch, offset: int, now_ns: int) -> None:
@@ -38,13 +38,13 @@ class Memory:
 
     def keep(self, attempt: OpenAttempt) -> None:
         """Notes that an attempt was emitted and stays only so that it need not be read again."""
-        self._emitted[attempt.attempt_id] = attempt
-        self._emitted.move_to_end(attempt.attempt_id)
+        self._emitted[attempt.key] = attempt
+        self._emitted.move_to_end(attempt.key)
 
     def free(self, attempt: OpenAttempt) -> None:
         """Lets go of an attempt."""
-        self.attempts.pop(attempt.attempt_id, None)
-        self._emitted.pop(attempt.attempt_id, None)
+        self.attempts.pop(attempt.key, None)
+        self._emitted.pop(attempt.key, None)
         self.size -= attempt.size
 
     def spare(self) -> OpenAttempt:

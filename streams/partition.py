@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ..schemas.records import Assembly
+from ..schemas.records import Assembly, Reward, SpanBatch
+from .attempt import AttemptKey
 from .messages import Policy, Source
 from .nodes import RewardNode
 from .offsets import Held
@@ -17,9 +18,9 @@ class Partition:
         self.number = number
         self.spans = Held(spans)
         self.rewards = Held(rewards)
-        self.emitted: OrderedDict[str, Assembly] = OrderedDict()  # attempt -> its last assembly
+        self.emitted: OrderedDict[AttemptKey, Assembly] = OrderedDict()  # attempt -> its last assembly
         self.finals: dict[str, str] = {}  # rollout -> its final attempt
-        self.endless: set[str] = set()  # attempts that a bound closed here, and whose end marker has not been read
+        self.endless: set[AttemptKey] = set()  # closed here by a bound, their end markers not read yet
         self._policy = policy
         self._floating: OrderedDict[str, tuple[int, list[RewardNode]]] = OrderedDict()  # rollout -> (since, rewards)
         self._floats = 0  # rewards in it
@@ -32,21 +33,31 @@ class Partition:
         """Next offsets that may be committed."""
         return {"spans": self.spans.committable(), "rewards": self.rewards.committable()}
 
-    def release(self, attempt_id: str) -> None:
+    def key(self, rollout_id: str, attempt_id: str) -> AttemptKey:
+        """What an attempt here is known by."""
+        return self.number, rollout_id, attempt_id
+
+    def key_of(self, record: SpanBatch | Reward) -> AttemptKey | None:
+        """The attempt a record is for; None: a reward that names only its rollout, of which no attempt is final yet."""
+        attempt_id = record.attempt_id or self.finals.get(record.rollout_id)
+        return None if attempt_id is None else self.key(record.rollout_id, attempt_id)
+
+    def release(self, attempt: AttemptKey) -> None:
         """Lets an attempt's records be committed."""
-        self.spans.release(attempt_id)
-        self.rewards.release(attempt_id)
+        self.spans.release(attempt)
+        self.rewards.release(attempt)
 
     def remember(self, assembly: Assembly) -> None:
         """Notes what was emitted; beyond the bound the oldest is forgotten."""
-        self.emitted.pop(assembly.attempt_id, None)
-        self.emitted[assembly.attempt_id] = assembly
+        key = self.key(assembly.rollout_id, assembly.attempt_id)
+        self.emitted.pop(key, None)
+        self.emitted[key] = assembly
         if assembly.final:
             self.finals.setdefault(assembly.rollout_id, assembly.attempt_id)
         while len(self.emitted) > self._policy.max_remembered:
-            attempt_id, oldest = self.emitted.popitem(last=False)
-            self.endless.discard(attempt_id)
-            if self.finals.get(oldest.rollout_id) == attempt_id:
+            attempt, oldest = self.emitted.popitem(last=False)
+            self.endless.discard(attempt)
+            if self.finals.get(oldest.rollout_id) == oldest.attempt_id:
                 del self.finals[oldest.rollout_id]
 
     def float(self, node: RewardNode, now_ns: int) -> None:

@@ -113,7 +113,7 @@ def unused_choices(
             requests[_request(node, prompts[i])].append(i)
     if not requests:
         return set()
-    continued = _continued([i for members in requests.values() for i in members], nodes, prompts, work or Work())
+    continued = _continued(requests.values(), nodes, prompts, work or Work())
     out: set[int] = set()
     for members in requests.values():
         used = {i for i in members if i in continued} or {min(members, key=lambda i: nodes[i].choice)}
@@ -129,11 +129,12 @@ def _request(node: SpanNode, prompt: bytes | None) -> tuple[object, ...]:
 
 
 def _continued(
-    members: Iterable[int], nodes: Sequence[SpanNode], prompts: Sequence[bytes | None], work: Work
+    requests: Iterable[Sequence[int]], nodes: Sequence[SpanNode], prompts: Sequence[bytes | None], work: Work
 ) -> set[int]:
-    """Which choices a prompt of any call goes on from; of equal ones the lowest choice."""
+    """Which choices a prompt of any call goes on from: the longest of a request; of equal ones the lowest choice."""
+    request_of = {i: number for number, members in enumerate(requests) for i in members}
     lowest: dict[tuple[bytes, bytes], int] = {}
-    for i in sorted(members, key=lambda i: (nodes[i].choice, i)):
+    for i in sorted(request_of, key=lambda i: (nodes[i].choice, i)):
         lowest.setdefault((prompts[i] or b"", _response(nodes[i])), i)
     known: Prefixes[int] = Prefixes(work)
     for (prompt, response), i in lowest.items():
@@ -141,13 +142,15 @@ def _continued(
     out: set[int] = set()
     for prompt in prompts:
         length, searched = -1, -1  # the prompt of a choice found here is searched itself, for all that it goes on from
+        answered = set[int]()
         for entry in known.starting(prompt) if prompt is not None else ():
             if entry.length <= searched:
                 break
             searched = max(searched, len(entry.head))
-            if entry.length != length:
+            if entry.length != length and request_of[entry.item] not in answered:
                 out.add(entry.item)
-            length = entry.length
+                answered.add(request_of[entry.item])
+                length = entry.length
     return out
 
 

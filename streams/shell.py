@@ -199,13 +199,13 @@ class Shell:
         are gone.
         """
         self.revoke(partition)
-        assemblies: dict[str, Assembly] = {}
+        assemblies: dict[tuple[str, str], Assembly] = {}
 
         async def remember(messages: Sequence[Raw]) -> None:
             for raw in messages:
                 assembly = await self._taking.record_async(raw)
                 if isinstance(assembly, Assembly):
-                    assemblies[assembly.attempt_id] = assembly
+                    assemblies[assembly.rollout_id, assembly.attempt_id] = assembly
 
         if not await read(self.settings, NAME, {(ASSEMBLIES.name, partition): None}, remember, superseded):
             return False

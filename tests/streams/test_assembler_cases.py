@@ -238,7 +238,7 @@ def test_calls_of_two_producers_are_in_the_order_of_their_prompts_not_of_their_o
     found = bench.last()
     assert [c.span_id for c in found.calls] == [span_id("s1"), span_id("s2")]
     assert (ids(found), found.span_count) == ([[1, 2, 3, 4]], 4)
-    assert found.flags == ["unrewarded"]
+    assert found.flags == ["unrewarded", "skew"]
 
 
 def test_one_call_and_nine_get_the_same_reward_each() -> None:  # CA-14; how much each weighs is the trainer's

@@ -13,13 +13,15 @@ TIGHT = (Policy(max_events=1), Policy(max_bytes=10_000), Policy(max_open=1), Pol
 NAMES = ("events", "bytes", "open", "total_bytes")
 MEMBER = AttemptContext(run_id="run", group_id="gr-1", group_size=2, sample=1)
 
+AT_1 = (0, "ro-1", "at-1")
+
 
 def closed(policy: Policy) -> Bench:
     """An assembler that has just closed at-1, which runs."""
     bench = Bench(policy)
     bench.give(batch(span("s0"), llm("s1", range(5_000), [1], parent="s0"), begin=True))
     bench.give(batch(llm("s1", range(5_000), [1]), attempt="at-2", begin=True))
-    assert (bench.last().flags[0], bench.last().final, "at-1" in bench.assembler.attempts) == ("no_end", False, False)
+    assert (bench.last().flags[0], bench.last().final, AT_1 in bench.assembler.attempts) == ("no_end", False, False)
     return bench
 
 
@@ -107,7 +109,7 @@ def test_an_end_marker_is_answered_though_what_came_before_it_is_gone_or_finds_n
         new = bench.give(batch(end=end()))
         new += bench.reread(*new, lost=True) if lost else bench.give(batch(span("s0"), attempt="at-2", begin=True))
         assert (ends(new), [o.attempt_id for o in new if isinstance(o, Late)]) == (["succeeded"], ["at-1"])
-        assert "at-1" not in bench.assembler.attempts
+        assert AT_1 not in bench.assembler.attempts
 
 
 def test_a_closed_attempt_whose_end_marker_finds_no_room_is_final_all_the_same() -> None:
@@ -116,7 +118,7 @@ def test_a_closed_attempt_whose_end_marker_finds_no_room_is_final_all_the_same()
     bench.give(marker())  # its first end may lie before: that is being read
     bench.give(batch(span("s0"), attempt="at-3", begin=True))
     assert ends(bench.out) == ["succeeded"]
-    assert (bench.last().final, set(bench.assembler.attempts)) == (True, {"at-3"})
+    assert (bench.last().final, {a.attempt_id for a in bench.assembler.attempts.values()}) == (True, {"at-3"})
 
 
 def test_a_failure_of_the_agents_own_doing_gets_its_failure_reward_though_a_bound_closed_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events import NOW, S
 
-from spanloop.streams.attempt import OpenAttempt
+from spanloop.streams.attempt import AttemptKey, OpenAttempt
 from spanloop.streams.deadlines import SPARE, Deadlines
 from spanloop.streams.messages import Policy
 
@@ -16,18 +16,19 @@ def begun(name: str, first_ns: int) -> OpenAttempt:
 
 
 def test_looks_at_attempts_that_are_over_are_thrown_out_and_no_other() -> None:
-    attempts = {f"live-{i}": begun(f"live-{i}", NOW) for i in range(10)}
+    attempts = {attempt.key: attempt for attempt in (begun(f"live-{i}", NOW) for i in range(10))}
     deadlines = Deadlines(Policy(absolute_s=86_400), attempts)
     for attempt in attempts.values():
         deadlines.set(attempt)
     most = 0
     for i in range(10_000):
-        attempts["short"] = begun("short", NOW + i)
-        deadlines.set(attempts["short"])
-        del attempts["short"]
+        short = begun("short", NOW + i)
+        attempts[short.key] = short
+        deadlines.set(short)
+        del attempts[short.key]
         most = max(most, len(deadlines))
     assert most <= SPARE + 4 * 11
-    looks: list[str] = []
+    looks: list[AttemptKey] = []
     while (look := deadlines.pop(NOW + 100_000 * S)) is not None:
         looks.append(look[1])
-    assert {name for name in looks if name != "short"} == set(attempts)
+    assert {key for key in looks if key[2] != "short"} == set(attempts)

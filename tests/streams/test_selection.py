@@ -194,7 +194,12 @@ def test_a_choice_is_used_where_any_prompt_goes_on_from_it(turns: list[Turn]) ->
     continued: set[int] = set()
     for prompt, _, _ in turns:
         begins = [(p + r, choice, i) for i, (p, r, choice) in enumerate(turns) if prompt[: len(p + r)] == p + r]
-        continued |= {min(one for one in begins if one[0] == text)[2] for text, _, _ in begins}
+        answered = list[list[int]]()  # requests
+        for length in sorted({len(text) for text, _, _ in begins}, reverse=True):
+            open_ = [one for one in begins if len(one[0]) == length and turns[one[2]][0] not in answered]
+            if open_:
+                continued.add(min(open_)[2])
+                answered.append(turns[min(open_)[2]][0])
     expected: set[int] = set()
     for prompt, _, _ in turns:  # equal prompts are one request
         request = {i for i, turn in enumerate(turns) if turn[0] == prompt}
@@ -202,3 +207,14 @@ def test_a_choice_is_used_where_any_prompt_goes_on_from_it(turns: list[Turn]) ->
         expected |= request - (request & continued or {first})
     prompts = [node.call and node.call.prompt_ids for node in nodes]
     assert unused_choices(nodes, prompts, [None] * len(nodes)) == expected
+
+
+def test_a_choice_that_only_begins_the_one_that_was_used_is_not() -> None:
+    made = [
+        llm("s1", [1], [2], start=0, choice=0, choices=2),
+        llm("s1", [1], [2, 3], start=0, choice=1, choices=2),
+        llm("s2", [1, 2, 3, 5], [6], start=1),
+    ]
+    nodes = [span_node(one, "p", 0, i) for i, one in enumerate(made)]
+    prompts = [node.call and node.call.prompt_ids for node in nodes]
+    assert unused_choices(nodes, prompts, [None] * len(nodes)) == {0}
