@@ -240,12 +240,14 @@ def _is_whole(arguments: str) -> bool:
 
 
 def _join_function(holder: Object, key: str, delta: Object) -> None:
-    """A name is sent in pieces, or again with every piece of the arguments."""
+    """A name is sent in pieces, or again with every piece of the arguments. An object is what they come to so far."""
     joined = obj(holder.setdefault(key, {"name": "", "arguments": ""}))
     for name, value in delta.items():
         known = text(joined.get(name)) or ""
         if name == "arguments":
-            joined[name] = known + text_or_json(value)
+            piece = text_or_json(value)
+            whole = not isinstance(value, str) or (known == "{}" and piece.lstrip().startswith("{"))
+            joined[name] = piece if whole and piece else known + piece
         elif name == "name":
             piece = text(value) or ""
             joined[name] = known if piece == known else known + piece

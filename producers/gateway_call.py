@@ -18,7 +18,6 @@ from .gateway_json import Object, dumps
 from .gateway_request import Prepared
 
 SCOPE = "spanloop.gateway"
-UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class Exchange:
     version_start: int | None = None  # policy version of the engine's heartbeat when the call began
     version_end: int | None = None
     tries: int = 0
+    may_be_sampled: bool = False  # an engine was reached that has not refused; a 5xx may come after the sampling
     http_status: int | None = None
     error: str | None = None  # None = answered
     overflow: bool = False  # refused because the prompt was too long
@@ -53,12 +53,6 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.span_ids = [ids.span_id() for _ in range(self.prepared.choices)]
-
-    @property
-    def may_be_sampled(self) -> bool:
-        """False where no engine was asked, or the last one refused; a 5xx else may come after the sampling."""
-        status = self.http_status or 0
-        return self.tries > 0 and status != UNAVAILABLE and not 400 <= status < 500
 
     def spans(self, end_ns: int, number: Callable[[], int], *, delivered: bool) -> list[Span]:
         """One span for each choice that came, at least one; `number` gives each its sequence."""

@@ -277,13 +277,13 @@ def _check_choices(x: Exchange) -> None:
 def _seen(event: bytes, x: Exchange, hold: Hold) -> bytes:
     """An event as the agent is to see it; b"" for one that only we asked for."""
     data = data_of(event)
-    if data is None:
+    if data is None and not names_error(event):
         return event
     if data == DONE:
         hold.begun = hold.ended = True
         return event
-    if names_error(event):
-        raise ended_by(data)
+    if data is None or names_error(event):
+        raise ended_by(data or event)
     chunk, strict = _parse(data)
     if tells_error(chunk):
         raise ended_by(data)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from .gateway_json import Object, dumps, items, obj
 from .outcome import tells_overflow
 
+USER = re.compile(r"//[^/@\s]*@")  # user and password in a URL
 # One line per refusal: code -> (HTTP status, OpenAI error type). The codes are the closed list.
 REFUSALS: dict[str, tuple[int, str]] = {
     "invalid_request": (400, "invalid_request_error"),
@@ -25,7 +28,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
 
 def told(error: Exception) -> str:
     """An error's kind and message. Its repr is for nobody: aiohttp's holds the request's headers, and so our key."""
-    return f"{type(error).__name__}: {error}"
+    return USER.sub("//", f"{type(error).__name__}: {error}")
 
 
 class Refused(Exception):

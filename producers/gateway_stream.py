@@ -125,4 +125,4 @@ class Hold:
         # A further call of the same answer says that the one before it is complete, whatever its arguments look like.
         follows = known is None and any(key[0] == choice for key in self._calls)
         braces = self._calls.setdefault((choice, call), Braces())
-        return braces.feed(text_or_json(function.get("arguments"))) or follows
+        return braces.feed(text_or_json(function.get("arguments") or "")) or follows  # {} may stand for what is to come

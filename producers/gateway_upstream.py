@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import aiohttp
 
 from ..infra.clock import Clock, SystemClock
-from .gateway_call import UNAVAILABLE, Exchange
+from .gateway_call import Exchange
 from .gateway_engines import Engine, Engines
 from .gateway_errors import Refused, told
 from .gateway_policy import GatewayPolicy
 
+UNAVAILABLE = 503
 CHAT_PATH = "/v1/chat/completions"
 POLL_S = 0.02
 # Below the 5 s after which uvicorn, and so vLLM, closes an idle connection: else a call now and then meets a dead one.
@@ -114,9 +115,14 @@ class Upstream:
                 reply = await self._post(engine, exchange.prepared.body, headers)
             except aiohttp.ClientConnectionError as error:
                 self._engines.failed(engine)
+                exchange.may_be_sampled |= not isinstance(error, aiohttp.ClientConnectorError)
                 if last:
                     raise Refused("upstream_broken", f"engine {engine.url} cannot be reached: {told(error)}") from error
+            except Refused:
+                exchange.may_be_sampled = True
+                raise
             else:
+                exchange.may_be_sampled |= reply.status != UNAVAILABLE and not 400 <= reply.status < 500
                 if reply.status != UNAVAILABLE or last:
                     return reply
                 reply.close()

@@ -64,21 +64,20 @@ class _Walk:
 
     def _shape(self, schema: Json) -> _Shape:
         if isinstance(schema, list):
-            return self._around(cast("list[Json]", schema))
+            return self._around([self.shape(branch) for branch in cast("list[Json]", schema)])
         if isinstance(schema, str):
             return _Shape(True, 1) if schema == "null" else self._name(schema)
         match schema["type"]:
             case "array":
-                if self.shape(schema["items"]).empty:
+                inner = self.shape(schema["items"])
+                if inner.empty:
                     raise ValueError("the items of an array take no bytes: it may have any number of them")
-                return self._around([schema["items"]])
+                return self._around([inner])
             case "map":
-                return self._around([schema["values"]])  # every key takes a byte
+                return self._around([self.shape(schema["values"])])  # every key takes a byte
             case "record" | "error":
                 return self._record(schema)
             case "enum":
-                # of a list, fastavro would take a negative number as one counted from the end
-                schema["symbols"] = dict(enumerate(cast("list[str]", schema["symbols"])))
                 return self._named.setdefault(schema["name"], _Shape(False)) or _Shape(False)
             case "fixed":
                 empty = schema["size"] <= 0
@@ -94,10 +93,9 @@ class _Walk:
             raise ValueError(f"type {name} holds itself")
         return found
 
-    def _around(self, inner: list[Json]) -> _Shape:
-        """What comes after a length or the number of a branch."""
-        shapes = [self.shape(s) for s in inner] or [_Shape(False)]
-        return _Shape(False, max(s.byteless for s in shapes), 1 + max(s.depth for s in shapes))
+    def _around(self, inner: list[_Shape]) -> _Shape:
+        """What comes after a length or the number of a branch, which take a byte: as many of it, as many bytes."""
+        return _Shape(False, 0, 1 + max((s.depth for s in inner), default=0))
 
     def _record(self, schema: Json) -> _Shape:
         self._named[schema["name"]] = None

@@ -21,7 +21,7 @@ from .rewards import check
 AttemptKey = tuple[int, str, str]
 Ident = tuple[str, int]  # of a span: its id, and which of n choices it is
 Versions = tuple[SpanNode] | list[SpanNode]  # hardly any has a second, and tuples are small
-MANY = 16
+MANY = 16  # fewer are looked through as quickly as found by an index
 SUCCESS = {"succeeded", "unknown"}  # unknown: a status of a newer writer, about which nothing can be said
 
 

@@ -189,3 +189,50 @@ def test_a_call_for_which_there_was_no_engine_may_come_again_unmarked(rig: MakeR
     r.beat(r.engine.url)
     r.post()
     assert [call.client_retry for call in r.broker.calls()] == [False, False]
+
+
+def test_a_call_whose_engine_could_not_be_reached_may_come_again_unmarked(rig: MakeRig, dead_url: str) -> None:
+    r = rig(answer(choice([4])), max_tries=1)
+    r.gone(r.engine.url)
+    r.beat(dead_url)
+    assert r.post().status_code == 502
+    r.gone(dead_url)
+    r.beat(r.engine.url)
+    r.post()
+    assert [call.client_retry for call in r.broker.calls()] == [False, False]
+
+
+@pytest.mark.parametrize("second", ['{"a":1}', {"a": 1}])
+def test_an_empty_object_of_arguments_may_be_the_beginning_of_others(rig: MakeRig, second: object) -> None:
+    functions: list[Json] = [{"name": "f", "arguments": {}}, {"arguments": second}]
+    deltas: list[Json | str | bytes] = [
+        {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": function}]}}]}
+        for function in functions
+    ]
+    hold = Hold()
+    first = deltas[0]
+    assert isinstance(first, dict)
+    assert not hold.starts_at(first)
+    r = rig(Streamed([*deltas, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}, "[DONE]"]))
+    r.post(stream=True)
+    (call,) = r.broker.calls()
+    (recorded,) = json.loads(call.response or "")["choices"][0]["message"]["tool_calls"]
+    assert recorded["function"] == {"name": "f", "arguments": '{"a":1}'}
+
+
+def test_an_error_event_that_says_nothing_is_an_error(rig: MakeRig) -> None:
+    r = rig(Streamed([chunk("a"), b"event: error\n\n", "[DONE]"]))
+    r.post(stream=True)
+    assert [call.delivered for call in r.broker.calls()] == [False]
+
+
+def test_an_errors_text_names_no_user_of_a_url() -> None:
+    assert told(ValueError("url='http://me:secret@host:1/v1'")) == "ValueError: url='http://host:1/v1'"
+
+
+@pytest.fixture
+def dead_url() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{bound.getsockname()[1]}"

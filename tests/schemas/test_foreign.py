@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from spanloop.schemas import errors
 from spanloop.schemas.examples import example
 from spanloop.schemas.foreign import parsed_writer
 from spanloop.schemas.records import Reward
 from spanloop.schemas.serde import Decoder, decode_body, encode_body, schema_json
-from spanloop.schemas.topics import TOPICS
+from spanloop.schemas.topics import TOPICS, Record
 from spanloop.schemas.varint import write_long
 
 BODY = encode_body(example(Reward))
@@ -108,9 +107,15 @@ def test_a_logical_type_is_read_as_what_is_stored(name: str, kind: Any) -> None:
     assert Decoder(Shared()).decode(Reward, b"\0\0\0\0\7" + BODY) == example(Reward)
 
 
-def test_a_negative_symbol_is_refused() -> None:
-    kind = {"type": "enum", "name": "spanloop.RewardScope", "symbols": ["a", "b"]}
-    fields = [{"name": "reward_id", "type": "string"}, {"name": "scope", "type": kind}]
-    text = json.dumps({"type": "record", "name": "spanloop.Reward", "fields": fields})
-    with pytest.raises(errors.InvalidRecord, match="KeyError -1"):
-        decode_body(Reward, b"\2r" + write_long(-1), text)
+@pytest.mark.parametrize("record", [topic.record for topic in TOPICS.values()], ids=list(TOPICS))
+def test_a_record_of_a_newer_schema_is_read_as_what_it_says(record: type[Record]) -> None:
+    schema = json.loads(schema_json(record))
+    schema["fields"].append({"name": "newer", "type": "int"})
+    assert decode_body(record, encode_body(example(record)) + b"\2", json.dumps(schema)) == example(record)
+
+
+def test_wide_and_nested_schemas_pass() -> None:
+    lists: Any = "int"
+    for _ in range(40):
+        lists = {"type": "array", "items": lists}
+    assert decode_body(Reward, BODY + b"\0" * 151, reward(lists, *[["null", "int"]] * 150)) == example(Reward)

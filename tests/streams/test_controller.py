@@ -237,3 +237,13 @@ def test_a_marker_names_its_own_error_and_not_an_earlier_trys() -> None:
     (marker,) = play.get(SpanBatch)
     assert marker.end is not None
     assert (marker.end.status, marker.end.error_type) == ("timeout", "timeout")
+
+
+def test_an_end_that_names_another_rollout_with_an_attempts_id_is_not_that_attempts() -> None:
+    play = Play()
+    play.do(TASK)
+    play.begin("at-1")
+    play.do(Attempt("ro-2", "at-1", "ended", outcome="failed", final=True))
+    assert (play.rollout.attempt_id, play.state.ignored) == ("at-1", 1)
+    play.end("at-1")
+    assert play.rollout.status == "succeeded"
