@@ -244,10 +244,11 @@ def _join_function(holder: Object, key: str, delta: Object) -> None:
     joined = obj(holder.setdefault(key, {"name": "", "arguments": ""}))
     for name, value in delta.items():
         known = text(joined.get(name)) or ""
-        if name == "arguments":
-            piece = text_or_json(value)
-            whole = not isinstance(value, str) or (known == "{}" and piece.lstrip().startswith("{"))
-            joined[name] = piece if whole and piece else known + piece
+        if name == "arguments" and isinstance(value, str):
+            stands_for_it = known.strip() == "{}" and value.lstrip().startswith("{")
+            joined[name] = value if stands_for_it else known + value
+        elif name == "arguments":
+            joined[name] = known if known and value == {} else text_or_json(value) or known
         elif name == "name":
             piece = text(value) or ""
             joined[name] = known if piece == known else known + piece

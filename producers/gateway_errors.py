@@ -7,7 +7,7 @@ import re
 from .gateway_json import Object, dumps, items, obj
 from .outcome import tells_overflow
 
-USER = re.compile(r"//[^/@\s]*@")  # user and password in a URL
+USER = re.compile(r"//[^/?#\s]*@")  # user and password in a URL
 # One line per refusal: code -> (HTTP status, OpenAI error type). The codes are the closed list.
 REFUSALS: dict[str, tuple[int, str]] = {
     "invalid_request": (400, "invalid_request_error"),
@@ -35,9 +35,9 @@ class Refused(Exception):
     """The call ends here with this error; `code` is one of REFUSALS."""
 
     def __init__(self, code: str, message: str, retry_after_s: int | None = None) -> None:
-        super().__init__(code, message, retry_after_s)
+        super().__init__(code, USER.sub("//", message), retry_after_s)
         self.code = code
-        self.message = message
+        self.message = USER.sub("//", message)
         self.retry_after_s = retry_after_s
 
     @property

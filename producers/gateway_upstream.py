@@ -18,6 +18,7 @@ from .gateway_errors import Refused, told
 from .gateway_policy import GatewayPolicy
 
 UNAVAILABLE = 503
+UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 CHAT_PATH = "/v1/chat/completions"
 POLL_S = 0.02
 # Below the 5 s after which uvicorn, and so vLLM, closes an idle connection: else a call now and then meets a dead one.
@@ -111,18 +112,18 @@ class Upstream:
             exchange.engine, exchange.version_start = engine, engine.version
             tried.append(engine.url)
             last = exchange.tries >= self._policy.max_tries
+            before, exchange.may_be_sampled = exchange.may_be_sampled, True  # whatever ends the wait
             try:
                 reply = await self._post(engine, exchange.prepared.body, headers)
             except aiohttp.ClientConnectionError as error:
                 self._engines.failed(engine)
-                exchange.may_be_sampled |= not isinstance(error, aiohttp.ClientConnectorError)
+                if isinstance(error, UNREACHED):
+                    exchange.may_be_sampled = before
                 if last:
                     raise Refused("upstream_broken", f"engine {engine.url} cannot be reached: {told(error)}") from error
-            except Refused:
-                exchange.may_be_sampled = True
-                raise
             else:
-                exchange.may_be_sampled |= reply.status != UNAVAILABLE and not 400 <= reply.status < 500
+                if reply.status == UNAVAILABLE or 400 <= reply.status < 500:
+                    exchange.may_be_sampled = before
                 if reply.status != UNAVAILABLE or last:
                     return reply
                 reply.close()

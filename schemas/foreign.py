@@ -19,6 +19,8 @@ MAX_DEPTH = 100
 # Values that take no bytes cost time all the same, and a record that holds another twice doubles them.
 MAX_BYTELESS = 100
 Json = Any
+# Logical types, and marks by which fastavro would take a schema for one that it has parsed, names and all.
+UNSEEN = ("logicalType", "__fastavro_parsed", "__named_schemas")
 
 
 def parse(text: str) -> Any:
@@ -35,7 +37,8 @@ def parsed_writer(text: str) -> Any:
 
 
 def _stored(found: dict[str, Json]) -> dict[str, Json]:
-    found.pop("logicalType", None)
+    for name in UNSEEN:
+        found.pop(name, None)
     return found
 
 

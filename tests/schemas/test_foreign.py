@@ -119,3 +119,10 @@ def test_wide_and_nested_schemas_pass() -> None:
     for _ in range(40):
         lists = {"type": "array", "items": lists}
     assert decode_body(Reward, BODY + b"\0" * 151, reward(lists, *[["null", "int"]] * 150)) == example(Reward)
+
+
+def test_a_schema_that_says_it_is_parsed_is_parsed_all_the_same() -> None:
+    one = {"type": "record", "name": "A", "fields": [{"name": "x", "type": "int"}]}
+    schema = json.loads(reward(one, {"type": "array", "items": "A"}))
+    schema |= {"__fastavro_parsed": True, "__named_schemas": {"A": {"type": "record", "name": "A", "fields": []}}}
+    assert parsed_writer(json.dumps(schema))["__named_schemas"]["spanloop.A"]["fields"] == one["fields"]
